@@ -1,0 +1,1 @@
+"""Fitted constants of devices, one YAML a device and software stack."""

@@ -1,0 +1,1 @@
+"""Clusters and devices, one YAML a cluster, each number with its source."""

@@ -1,0 +1,1 @@
+"""Example config.yaml files."""

@@ -1,0 +1,1 @@
+"""Model architectures, one YAML a model, each number with its source."""

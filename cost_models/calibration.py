@@ -1,0 +1,127 @@
+"""Calibration: the fitted constants of a device and software stack, few and physical, with where they come from."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields
+from functools import lru_cache
+from typing import TYPE_CHECKING
+
+import yaml
+
+from cost_models.errors import TitanPlanError
+from cost_models.resources import configs_dir
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Calibration:
+    """Constants of one device family.
+
+    Attributes:
+        gemm_efficiency: share of peak that a large GEMM with full tiles and waves reaches.
+        gemm_half_k: inner size at which a tile spends as long on its start and end as on its products.
+        gemm_launch_s: time on the device before and after a GEMM that no neighbour hides.
+        vector_efficiency: share of the memory bandwidth that a streaming kernel reaches.
+        vector_launch_s: the same for a vector kernel.
+        attention_forward_efficiency, attention_backward_efficiency: share of peak of the fused kernel, long sequences.
+        attention_half_seq: sequence length at which fused attention reaches half of that.
+        dispatch_s: host time to issue one kernel; the device waits where its kernels are shorter.
+        overlap_slowdown: seconds that compute loses for each second of communication beside it.
+        optimizer_efficiency: share of the memory bandwidth that the fused optimizer reaches.
+        softmax_statistics_bytes: bytes a token and head that the fused attention kernel keeps for backward.
+        fragmentation: reserved over allocated memory of torch's allocator, less 1.
+        step_overhead_s: fixed time of a step outside of forward, backward, communication and update.
+        time_sigma: standard deviation of log(measured / predicted) step time.
+        memory_sigma: standard deviation of measured / predicted memory.
+        provenance: what the constants were read from or fitted on.
+    """
+
+    name: str
+    gemm_efficiency: float
+    gemm_half_k: float
+    gemm_launch_s: float
+    vector_efficiency: float
+    vector_launch_s: float
+    attention_forward_efficiency: float
+    attention_backward_efficiency: float
+    attention_half_seq: float
+    dispatch_s: float
+    overlap_slowdown: float
+    optimizer_efficiency: float
+    softmax_statistics_bytes: float
+    fragmentation: float
+    step_overhead_s: float
+    time_sigma: float
+    memory_sigma: float
+    provenance: str
+
+    def __post_init__(self) -> None:
+        for field in fields(self):
+            value = getattr(self, field.name)
+            if field.name not in {"name", "provenance"} and not 0 <= value < float("inf"):
+                raise TitanPlanError(
+                    "C620", f"calibration {self.name}: {field.name} is {value!r}", "a finite number of at least 0"
+                )
+        for key in ("gemm_efficiency", "vector_efficiency", "optimizer_efficiency", "attention_forward_efficiency"):
+            if not 0 < getattr(self, key) <= 1:
+                raise TitanPlanError(
+                    "C620",
+                    f"calibration {self.name}: {key} is {getattr(self, key)}",
+                    "a share of the peak, above 0, at most 1",
+                )
+
+
+def parse_calibration(values: object, origin: str) -> Calibration:
+    """A calibration from the mapping of a YAML file; errors name the key and the file."""
+    if not isinstance(values, dict):
+        raise TitanPlanError("C620", f"{origin} holds no mapping of constants", "see configs/calibrations/")
+    known = {field.name for field in fields(Calibration)}
+    given = {key: value for key, value in values.items() if key != "devices"}
+    unknown, missing = sorted(set(map(str, given)) - known), sorted(known - set(given))
+    if unknown or missing:
+        raise TitanPlanError(
+            "C620",
+            f"{origin}: unknown keys {unknown or 'none'}, missing keys {missing or 'none'}",
+            "see configs/calibrations/",
+        )
+    try:
+        texts = {key: str(given[key]) for key in ("name", "provenance")}
+        numbers = {key: float(value) for key, value in given.items() if key not in texts}
+    except (TypeError, ValueError) as error:
+        raise TitanPlanError("C620", f"{origin}: {error}", "every constant is a number") from error
+    return Calibration(**texts, **numbers)  # type: ignore[arg-type]
+
+
+def load_calibration(path: Path) -> Calibration:
+    """A calibration that a user gave by path."""
+    try:
+        values = yaml.safe_load(path.read_text(encoding="utf-8"))
+    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
+        raise TitanPlanError("C620", f"cannot read the calibration {path}: {error}", "give a YAML file") from error
+    return parse_calibration(values, str(path))
+
+
+@lru_cache(maxsize=1)
+def _shipped() -> dict[str, Calibration]:
+    """Device name to calibration, from the files that we ship."""
+    found: dict[str, Calibration] = {}
+    for entry in sorted((configs_dir() / "calibrations").iterdir(), key=lambda e: e.name):
+        if entry.name.endswith(".yaml"):
+            values = yaml.safe_load(entry.read_text(encoding="utf-8"))
+            calibration = parse_calibration(values, entry.name)
+            found.update(dict.fromkeys(values["devices"], calibration))
+    return found
+
+
+def calibration_of(device_name: str) -> Calibration:
+    """The shipped constants of a device; C621 where none are shipped."""
+    shipped = _shipped()
+    if device_name not in shipped:
+        raise TitanPlanError(
+            "C621",
+            f"no calibration for device {device_name!r}",
+            f"give one with --calibration; known: {', '.join(shipped)}",
+        )
+    return shipped[device_name]

@@ -1,0 +1,201 @@
+"""Cluster and device YAML files -> ClusterSpec and DeviceSpec, with every key, unit and source checked.
+
+A number is plain, or `{value: 28, source: "..."}`; shipped files always name the source. Units stand in the keys and
+are not guessed: `_gib` is 2^30 bytes, `_gb` is 10^9, `_gb_per_s` is 10^9 bytes a second per direction.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from functools import lru_cache
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+from cost_models.cluster import ClusterSpec, DeviceSpec, TierSpec
+from cost_models.errors import TitanPlanError
+from cost_models.resources import configs_dir, read_yaml_mapping
+from cost_models.yaml_numbers import Number, check_keys, list_of, nearest_hint, read_numbers, required, text_of
+
+if TYPE_CHECKING:
+    from importlib.resources.abc import Traversable
+
+DEVICES_FILE: Final = "devices.yaml"
+
+
+_DEVICE_NUMBERS: Final = {
+    "vector_tflops": Number("vector_flops", 1e12),
+    "memory_gib": Number("memory_bytes", 2**30, whole=True),
+    "usable_memory_gib": Number("usable_memory_bytes", 2**30, whole=True),
+    "memory_bandwidth_gb_per_s": Number("memory_bandwidth_bytes_per_s", 1e9),
+    "cores": Number("cores", whole=True),
+    "gemm_tile_m": Number("gemm_tile_m", whole=True, required=False),
+    "gemm_tile_n": Number("gemm_tile_n", whole=True, required=False),
+    "l2_mib": Number("l2_bytes", 2**20, whole=True, required=False),
+    "host_bandwidth_gb_per_s": Number("host_bandwidth_bytes_per_s", 1e9, required=False),
+    "context_gib": Number("context_bytes", 2**30, whole=True, required=False),
+}
+_TIER_NUMBERS: Final = {
+    "devices": Number("devices", whole=True),
+    "link_bandwidth_gb_per_s": Number("link_bandwidth_bytes_per_s", 1e9),
+    "efficiency": Number("efficiency"),
+    "latency_us": Number("latency_s", 1e-6),
+    "half_bandwidth_kib": Number("half_bandwidth_bytes", 2**10, whole=True, required=False),
+}
+_CLUSTER_NUMBERS: Final = {
+    "devices_per_node": Number("devices_per_node", whole=True),
+    "max_devices": Number("max_devices", whole=True, required=False),
+    "host_memory_gib": Number("host_memory_bytes", 2**30, whole=True),
+    "communicator_buffer_mib": Number("communicator_buffer_bytes", 2**20, whole=True),
+    "p2p_buffer_mib": Number("p2p_buffer_bytes", 2**20, whole=True),
+}
+_DEVICE_KEYS: Final = ("vendor", "notes", "peak_tflops", *_DEVICE_NUMBERS)
+_TIER_KEYS: Final = ("name", "kind", "algorithms", "selection", "port", *_TIER_NUMBERS)
+_CLUSTER_KEYS: Final = (
+    "name",
+    "aliases",
+    "base",
+    "description",
+    "device",
+    "collective_library",
+    "tiers",
+    *_CLUSTER_NUMBERS,
+)
+
+
+def load_cluster_file(path: str | Path) -> ClusterSpec:
+    """Read a cluster from a file of the user's; its device is a name of `devices.yaml` or a mapping in place."""
+    try:
+        text = Path(path).read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise TitanPlanError("C601", f"cannot read cluster file {path}: {error}") from error
+    return parse_cluster(read_yaml_mapping(text, str(path)), str(path))
+
+
+def load_shipped_cluster(name: str) -> ClusterSpec:
+    """Read a shipped cluster by exact name or alias in lower case, as `cluster_index` has them."""
+    return _read_shipped(cluster_index()[name].name)
+
+
+def read_shipped_clusters() -> dict[str, ClusterSpec]:
+    """Read every shipped cluster, by its own name."""
+    clusters = (_read_shipped(file.name) for file in _cluster_files())
+    return {cluster.name: cluster for cluster in clusters}
+
+
+@lru_cache(maxsize=1)
+def cluster_index() -> Mapping[str, Traversable]:
+    """Return each shipped name and alias, in lower case, with its file; no cluster is built."""
+    index: dict[str, Traversable] = {}
+    for file in _cluster_files():
+        for name in (file.name.removesuffix(".yaml"), *_aliases(file)):
+            if index.setdefault(name.lower(), file) is not file:
+                raise TitanPlanError("C612", f"{name} names both {index[name.lower()].name} and {file.name}")
+    return index
+
+
+def _cluster_files() -> list[Traversable]:
+    files = configs_dir().joinpath("clusters").iterdir()
+    found = [file for file in files if file.name.endswith(".yaml") and file.name != DEVICES_FILE]
+    return sorted(found, key=lambda file: file.name)
+
+
+def _aliases(file: Traversable) -> list[str]:
+    """Read only the line of aliases: the whole catalogue costs 30 ms of YAML, which no command line should wait for."""
+    for line in file.read_text(encoding="utf-8").splitlines():
+        if line.startswith("aliases:"):
+            return [str(alias) for alias in read_yaml_mapping(line, file.name)["aliases"]]
+    return []
+
+
+@lru_cache(maxsize=64)
+def _read_shipped(file_name: str) -> ClusterSpec:
+    return parse_cluster(_shipped_mapping(file_name), file_name)
+
+
+def _shipped_mapping(file_name: str) -> dict[str, Any]:
+    file = configs_dir().joinpath("clusters", file_name)
+    return read_yaml_mapping(file.read_text(encoding="utf-8"), file_name)
+
+
+@lru_cache(maxsize=1)
+def read_shipped_devices() -> Mapping[str, DeviceSpec]:
+    """Read the device table."""
+    return {name: _parse_device(name, raw, DEVICES_FILE) for name, raw in _shipped_mapping(DEVICES_FILE).items()}
+
+
+def parse_cluster(mapping: Mapping[str, Any], origin: str) -> ClusterSpec:
+    """Build a cluster from the mapping of a file.
+
+    Args:
+        mapping: keys of a cluster file. With `base: NAME` the keys of that shipped cluster stand where none is given.
+        origin: what errors name, usually the file.
+    """
+    check_keys(mapping, _CLUSTER_KEYS, origin)
+    if "base" in mapping:
+        mapping = {**_base_mapping(str(mapping["base"]), origin), **mapping}
+    numbers, sources = read_numbers(mapping, _CLUSTER_NUMBERS, origin)
+    return ClusterSpec(
+        name=text_of(mapping, "name", origin),
+        description=str(mapping.get("description", "")),
+        device=_device_of(required(mapping, "device", origin), origin),
+        tiers=tuple(_parse_tier(tier, origin) for tier in list_of(mapping, "tiers", origin)),
+        collective_library=text_of(mapping, "collective_library", origin),
+        sources=sources,
+        **numbers,
+    )
+
+
+def _base_mapping(base: str, origin: str) -> dict[str, Any]:
+    file = cluster_index().get(base.lower())
+    if file is None:
+        raise TitanPlanError(
+            "C601", f"{origin}: base {base!r} is not a shipped cluster", nearest_hint(base, cluster_index())
+        )
+    return _shipped_mapping(file.name)
+
+
+def _device_of(raw: Any, origin: str) -> DeviceSpec:  # noqa: ANN401 - whatever the YAML holds
+    if isinstance(raw, Mapping):
+        return _parse_device(origin, raw, f"{origin} device")
+    devices = read_shipped_devices()
+    if str(raw).lower() not in devices:
+        raise TitanPlanError("C601", f"{origin}: no device {raw!r}", nearest_hint(str(raw), devices))
+    return devices[str(raw).lower()]
+
+
+def _parse_device(name: str, raw: Mapping[str, Any], origin: str) -> DeviceSpec:
+    where = f"{origin} {name}"
+    check_keys(raw, _DEVICE_KEYS, where)
+    numbers, sources = read_numbers(raw, _DEVICE_NUMBERS, where)
+    peaks = required(raw, "peak_tflops", where)
+    if not isinstance(peaks, Mapping):
+        raise TitanPlanError(
+            "C613", f"{where}: peak_tflops is {peaks!r}", "a mapping such as {bf16: 353.9, fp32: 99.5}"
+        )
+    schema = {str(key): Number(str(key), 1e12) for key in peaks}
+    flops, peak_sources = read_numbers(peaks, schema, f"{where} peak_tflops")
+    return DeviceSpec(
+        name=name,
+        vendor=text_of(raw, "vendor", where),
+        peak_flops_by_precision=tuple(flops.items()),
+        notes=str(raw.get("notes", "")),
+        sources=sources + tuple((f"peak_tflops {key}", source) for key, source in peak_sources),
+        **numbers,
+    )
+
+
+def _parse_tier(raw: Any, origin: str) -> TierSpec:  # noqa: ANN401 - whatever the YAML holds
+    if not isinstance(raw, Mapping):
+        raise TitanPlanError("C613", f"{origin}: tier {raw!r} is not a mapping")
+    where = f"{origin} tier {raw.get('name', '?')}"
+    check_keys(raw, _TIER_KEYS, where)
+    numbers, sources = read_numbers(raw, _TIER_NUMBERS, where)
+    return TierSpec(
+        name=text_of(raw, "name", where),
+        kind=text_of(raw, "kind", where),
+        algorithms=tuple(str(name) for name in list_of(raw, "algorithms", where)),
+        selection=str(raw.get("selection", "cheapest")),
+        port=str(raw.get("port", "")),
+        source="\n".join(f"{key}: {source}" for key, source in sources),
+        **numbers,
+    )

@@ -1,0 +1,276 @@
+"""Model files: YAML text to ModelSpec, with complaints that name file, key, what was got and what would do."""
+
+from __future__ import annotations
+
+import difflib
+import reprlib
+from collections.abc import Callable, Hashable, Mapping
+from dataclasses import MISSING, Field, dataclass, fields
+from functools import partial
+from pathlib import Path
+from types import NoneType
+from typing import TYPE_CHECKING, Any, Final, Literal, TypeVar, get_args, get_origin, get_type_hints
+
+import yaml
+
+from cost_models.errors import TitanPlanError
+from cost_models.model import MlaSpec, ModelSpec, MoeSpec
+
+if TYPE_CHECKING:
+    from importlib.resources.abc import Traversable
+
+try:
+    from yaml import CSafeLoader as _BaseLoader
+except ImportError:  # PyYAML built without libyaml: the same language, ten times slower
+    from yaml import SafeLoader as _BaseLoader  # type: ignore[assignment]
+
+ENTRY_KEYS: Final = ("family", "size", "aliases", "published_parameters", "source")
+"""Keys of a catalogue file beside those of ModelSpec."""
+
+_Reader = Callable[[object, str], object]
+"""Turns a value of a file into a value of a field; the text names the place in complaints."""
+
+_Spec = TypeVar("_Spec", bound=ModelSpec | MoeSpec | MlaSpec)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelEntry:
+    """A model of the catalogue.
+
+    Attributes:
+        family: with `size`, a second way to name the model (llama2, 70B).
+        aliases: further names; no two models share one.
+        published_parameters: the exact number that `source` gives; None where only rounded ones exist.
+    """
+
+    name: str
+    family: str
+    size: str
+    aliases: tuple[str, ...]
+    spec: ModelSpec
+    published_parameters: int | None
+    source: str
+
+
+def load_model_file(path: Path) -> ModelSpec:
+    """Read a model from a YAML file."""
+    return parse_model(read_yaml(path), str(path))
+
+
+def load_entry(path: Path | Traversable) -> ModelEntry:
+    """Read a file of the catalogue."""
+    return parse_entry(read_yaml(path), str(path))
+
+
+def parse_model(values: object, origin: str) -> ModelSpec:
+    """Check the keys and types of a model file's content and build the ModelSpec.
+
+    `name` defaults to the file's name, `n_kv_heads` to `n_heads`, `head_dim` to hidden_dim / n_heads.
+
+    Args:
+        values: what the file holds.
+        origin: the file, as complaints should name it.
+    """
+    mapping = _as_mapping(values, origin, "a model file")
+    mapping = {key: value for key, value in mapping.items() if key not in ENTRY_KEYS}
+    mapping.setdefault("name", Path(origin).stem)
+    if "n_heads" in mapping:
+        mapping.setdefault("n_kv_heads", mapping["n_heads"])
+    if "head_dim" not in mapping:
+        _add_head_dim(mapping, origin)
+    return _build(ModelSpec, mapping, origin)
+
+
+def parse_entry(values: object, origin: str) -> ModelEntry:
+    """Check and build one entry of the catalogue."""
+    mapping = _as_mapping(values, origin, "a model file")
+    spec = parse_model(mapping, origin)
+    published = mapping.get("published_parameters")
+    source = _text(mapping.get("source", ""), f"{origin}: source")
+    if published is not None and not source:
+        raise TitanPlanError("C606", f"{origin}: published_parameters has no source", "name where the number stands")
+    return ModelEntry(
+        name=spec.name,
+        family=_text(mapping.get("family", spec.name), f"{origin}: family"),
+        size=_text(mapping.get("size", ""), f"{origin}: size"),
+        aliases=_texts(mapping.get("aliases") or [], f"{origin}: aliases"),
+        spec=spec,
+        published_parameters=None if published is None else whole_number(published, f"{origin}: published_parameters"),
+        source=source,
+    )
+
+
+def dump_model(spec: ModelSpec) -> dict[str, object]:
+    """Give the content of a model file; `parse_model` reads it back to an equal ModelSpec."""
+    return _dump(spec)
+
+
+def read_text(path: Path | Traversable) -> str:
+    """Read a text file; one that is missing, a folder, unreadable, not UTF-8 or empty is an error that says so."""
+    try:
+        text = path.read_text(encoding="utf-8-sig")
+    except FileNotFoundError:
+        raise TitanPlanError("C603", f"{path}: there is no such file", "check the path") from None
+    except IsADirectoryError:
+        raise TitanPlanError("C603", f"{path} is a folder, a file is needed", "name the file in it") from None
+    except UnicodeDecodeError as error:
+        raise TitanPlanError("C603", f"{path}: not UTF-8 text ({error.reason})", "is it the right file?") from None
+    except (OSError, ValueError) as error:  # ValueError: a null byte in the path
+        raise TitanPlanError("C603", f"{path}: cannot be read ({error})", "check the path and its rights") from None
+    if not text.strip():
+        raise TitanPlanError("C603", f"{path} is empty", "`configs/models/` holds examples of model files")
+    return text
+
+
+def read_yaml(path: Path | Traversable) -> object:
+    """Parse a YAML file; broken text is an error with file, line and column."""
+    text = read_text(path)
+    try:
+        return yaml.load(text, _Loader)  # noqa: S506 - _Loader is a SafeLoader
+    except yaml.MarkedYAMLError as error:
+        mark = error.problem_mark or error.context_mark
+        place = f":{mark.line + 1}:{mark.column + 1}" if mark else ""
+        raise TitanPlanError("C604", f"{path}{place}: {error.problem or error.context}", "mend the YAML") from None
+    except (yaml.YAMLError, ValueError, RecursionError) as error:  # control characters; 2024-99-99; deep nesting
+        raise TitanPlanError("C604", f"{path}: {' '.join(str(error).split())}", "mend the YAML") from None
+
+
+def whole_number(value: object, what: str) -> int:
+    """Read a whole number; YAML 1.1 takes `1e4` for text, so text that spells a number counts as one."""
+    number = _number(value)
+    if number is None or (isinstance(number, float) and not number.is_integer()):
+        raise TitanPlanError("C606", f"{what} is {show(value)}, a whole number is needed", "such as 4096")
+    return int(number)
+
+
+def flag(value: object, what: str) -> bool:
+    """Read true or false."""
+    if not isinstance(value, bool):
+        raise TitanPlanError("C606", f"{what} is {show(value)}, true or false is needed", "write it without quotes")
+    return value
+
+
+def show(value: object) -> str:
+    """Spell a value in a complaint, shortened, with its kind."""
+    return "empty" if value is None else f"{reprlib.repr(value)} ({_KINDS.get(type(value), type(value).__name__)})"
+
+
+_KINDS: Final[dict[type, str]] = {str: "text", int: "number", float: "number", bool: "flag", list: "list", dict: "map"}
+
+
+class _Loader(_BaseLoader):
+    """Safe loader that refuses a key given twice; YAML itself would silently keep the last."""
+
+    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Hashable, Any]:
+        keys = [key for key, _ in node.value if isinstance(key, yaml.ScalarNode)]
+        for place, key in enumerate(keys):
+            if any(key.value == earlier.value for earlier in keys[:place]):
+                raise yaml.constructor.ConstructorError(None, None, f"key {key.value} is given twice", key.start_mark)
+        return super().construct_mapping(node, deep)
+
+
+def _as_mapping(values: object, origin: str, what: str) -> dict[str, object]:
+    if not isinstance(values, Mapping):
+        raise TitanPlanError("C606", f"{origin}: {what} needs `key: value` lines, got {show(values)}", "see tiny.yaml")
+    return {str(key): value for key, value in values.items()}
+
+
+def _add_head_dim(mapping: dict[str, object], origin: str) -> None:
+    """Derive head_dim; wrong or missing sizes are left for `_build` to name."""
+    hidden, heads = _number(mapping.get("hidden_dim")), _number(mapping.get("n_heads"))
+    if not hidden or not heads:
+        mapping["head_dim"] = 1
+    elif hidden % heads:
+        message = f"{origin}: head_dim is missing and hidden_dim {hidden} / n_heads {heads} is no whole number"
+        raise TitanPlanError("C606", message, "give head_dim")
+    else:
+        mapping["head_dim"] = int(hidden // heads)
+
+
+def _number(value: object) -> float | int | None:
+    """The number that a value is or spells, else None; whole ones stay exact."""
+    if isinstance(value, bool) or not isinstance(value, int | float | str):
+        return None
+    for kind in (int, float):
+        try:
+            return kind(value) if isinstance(value, str) else value
+        except ValueError:
+            continue
+    return None
+
+
+def _text(value: object, what: str) -> str:
+    if isinstance(value, bool | float) or not isinstance(value, str | int):
+        raise TitanPlanError("C606", f"{what} is {show(value)}, text is needed", "put it in quotes")
+    return str(value)
+
+
+def _texts(value: object, what: str) -> tuple[str, ...]:
+    if not isinstance(value, list):
+        raise TitanPlanError("C606", f"{what} is {show(value)}, a list is needed", "such as [70B, llama-70b]")
+    return tuple(_text(item, what) for item in value)
+
+
+def _choice(options: tuple[str, ...], value: object, what: str) -> str:
+    if value not in options:
+        raise TitanPlanError("C606", f"{what} is {show(value)}", f"one of {', '.join(options)} is needed")
+    return str(value)
+
+
+def _build(spec_type: type[_Spec], mapping: Mapping[str, object], origin: str, prefix: str = "") -> _Spec:
+    """Convert every key by the type of its field; `prefix` is the path to a nested section, such as `moe.`."""
+    readers = _READERS[spec_type]
+    for key in mapping:
+        if key not in readers:
+            _refuse_key(key, prefix, origin, (*readers, *(() if prefix else ENTRY_KEYS)))
+    missing = [f"{prefix}{name}" for name in _required(spec_type) if name not in mapping]
+    if missing:
+        raise TitanPlanError("C606", f"{origin}: {', '.join(missing)} missing", "a model file needs every size")
+    values: dict[str, Any] = {key: readers[key](value, f"{origin}: {prefix}{key}") for key, value in mapping.items()}
+    try:
+        return spec_type(**values)
+    except TitanPlanError as error:
+        raise TitanPlanError(error.code, f"{origin}: {prefix}{error.message}", error.hint) from None
+
+
+def _refuse_key(key: str, prefix: str, origin: str, known: tuple[str, ...]) -> None:
+    near = difflib.get_close_matches(key, known, 1, 0.5)
+    hint = f"did you mean {prefix}{near[0]}?" if near else f"known keys: {', '.join(known)}"
+    raise TitanPlanError("C605", f"{origin}: unknown key {prefix}{key}", hint)
+
+
+def _required(spec_type: type[_Spec]) -> list[str]:
+    return [field.name for field in fields(spec_type) if field.default is MISSING]
+
+
+def _readers(spec_type: type[Any]) -> dict[str, _Reader]:
+    """How the value of each field is read, from the field's type."""
+    hints = get_type_hints(spec_type)
+    return {field.name: _reader(field, hints[field.name]) for field in fields(spec_type)}
+
+
+def _reader(field: Field[Any], hint: object) -> _Reader:
+    if get_origin(hint) is Literal:
+        return partial(_choice, get_args(hint))
+    simple: dict[object, _Reader] = {int: whole_number, bool: flag, str: _text}
+    if hint in simple:
+        return simple[hint]
+    nested = next(part for part in get_args(hint) if part is not NoneType)
+    return partial(_nested, nested, f"{field.name}.")
+
+
+def _nested(spec_type: type[_Spec], prefix: str, value: object, what: str) -> _Spec | None:
+    origin = what.rsplit(": ", 1)[0]
+    return None if value is None else _build(spec_type, _as_mapping(value, what, "this section"), origin, prefix)
+
+
+def _dump(spec: ModelSpec | MoeSpec | MlaSpec) -> dict[str, object]:
+    values = {field.name: getattr(spec, field.name) for field in fields(spec) if _differs(spec, field)}
+    return {key: _dump(value) if isinstance(value, MoeSpec | MlaSpec) else value for key, value in values.items()}
+
+
+def _differs(spec: ModelSpec | MoeSpec | MlaSpec, field: Field[Any]) -> bool:
+    return field.default is MISSING or getattr(spec, field.name) != field.default
+
+
+_READERS: Final[dict[type, dict[str, _Reader]]] = {kind: _readers(kind) for kind in (ModelSpec, MoeSpec, MlaSpec)}

@@ -1,0 +1,1 @@
+"""Which layouts exist, which is best, and why."""

@@ -1,0 +1,1 @@
+"""CSV and HTML reports of a search."""
