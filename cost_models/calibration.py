@@ -6,10 +6,10 @@ from dataclasses import dataclass, fields
 from functools import lru_cache
 from typing import TYPE_CHECKING
 
-import yaml
-
 from cost_models.errors import TitanPlanError
 from cost_models.resources import configs_dir
+from cost_models.yaml_files import read_mapping, read_yaml
+from cost_models.yaml_numbers import check_keys, required
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -62,12 +62,12 @@ class Calibration:
             value = getattr(self, field.name)
             if field.name not in {"name", "provenance"} and not 0 <= value < float("inf"):
                 raise TitanPlanError(
-                    "C620", f"calibration {self.name}: {field.name} is {value!r}", "a finite number of at least 0"
+                    "C610", f"calibration {self.name}: {field.name} is {value!r}", "a finite number of at least 0"
                 )
         for key in ("gemm_efficiency", "vector_efficiency", "optimizer_efficiency", "attention_forward_efficiency"):
             if not 0 < getattr(self, key) <= 1:
                 raise TitanPlanError(
-                    "C620",
+                    "C610",
                     f"calibration {self.name}: {key} is {getattr(self, key)}",
                     "a share of the peak, above 0, at most 1",
                 )
@@ -76,31 +76,21 @@ class Calibration:
 def parse_calibration(values: object, origin: str) -> Calibration:
     """A calibration from the mapping of a YAML file; errors name the key and the file."""
     if not isinstance(values, dict):
-        raise TitanPlanError("C620", f"{origin} holds no mapping of constants", "see configs/calibrations/")
-    known = {field.name for field in fields(Calibration)}
-    given = {key: value for key, value in values.items() if key != "devices"}
-    unknown, missing = sorted(set(map(str, given)) - known), sorted(known - set(given))
-    if unknown or missing:
-        raise TitanPlanError(
-            "C620",
-            f"{origin}: unknown keys {unknown or 'none'}, missing keys {missing or 'none'}",
-            "see configs/calibrations/",
-        )
+        raise TitanPlanError("C606", f"{origin} holds no mapping of constants", "see configs/calibrations/")
+    known = tuple(field.name for field in fields(Calibration))
+    check_keys(values, (*known, "devices"), origin)
+    given = {key: required(values, key, origin) for key in known}
     try:
         texts = {key: str(given[key]) for key in ("name", "provenance")}
         numbers = {key: float(value) for key, value in given.items() if key not in texts}
-    except (TypeError, ValueError) as error:
-        raise TitanPlanError("C620", f"{origin}: {error}", "every constant is a number") from error
+    except (TypeError, ValueError, OverflowError) as error:
+        raise TitanPlanError("C606", f"{origin}: {error}", "every constant is a number") from error
     return Calibration(**texts, **numbers)  # type: ignore[arg-type]
 
 
 def load_calibration(path: Path) -> Calibration:
     """A calibration that a user gave by path."""
-    try:
-        values = yaml.safe_load(path.read_text(encoding="utf-8"))
-    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
-        raise TitanPlanError("C620", f"cannot read the calibration {path}: {error}", "give a YAML file") from error
-    return parse_calibration(values, str(path))
+    return parse_calibration(read_yaml(path), str(path))
 
 
 @lru_cache(maxsize=1)
@@ -109,18 +99,18 @@ def _shipped() -> dict[str, Calibration]:
     found: dict[str, Calibration] = {}
     for entry in sorted((configs_dir() / "calibrations").iterdir(), key=lambda e: e.name):
         if entry.name.endswith(".yaml"):
-            values = yaml.safe_load(entry.read_text(encoding="utf-8"))
+            values = read_mapping(entry)
             calibration = parse_calibration(values, entry.name)
             found.update(dict.fromkeys(values["devices"], calibration))
     return found
 
 
 def calibration_of(device_name: str) -> Calibration:
-    """The shipped constants of a device; C621 where none are shipped."""
+    """The shipped constants of a device; C613 where none are shipped."""
     shipped = _shipped()
     if device_name not in shipped:
         raise TitanPlanError(
-            "C621",
+            "C613",
             f"no calibration for device {device_name!r}",
             f"give one with --calibration; known: {', '.join(shipped)}",
         )

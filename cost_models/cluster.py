@@ -23,7 +23,7 @@ PRECISIONS: Final = ("bf16", "fp16", "fp32", "fp8")
 def _require(owner: str, checks: dict[str, bool]) -> None:
     for what, holds in checks.items():
         if not holds:
-            raise TitanPlanError("C613", f"{owner}: {what} does not hold")
+            raise TitanPlanError("C610", f"{owner}: {what} does not hold")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -102,7 +102,7 @@ class DeviceSpec:
                 f"{self.name} has no {precision} on its matrix unit",
                 f"use precision {' or '.join(name for name, _ in self.peak_flops_by_precision)}",
             )
-        raise TitanPlanError("C613", f"unknown precision {precision!r}", f"one of {', '.join(PRECISIONS)}")
+        raise TitanPlanError("C611", f"unknown precision {precision!r}", f"one of {', '.join(PRECISIONS)}")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

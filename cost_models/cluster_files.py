@@ -13,7 +13,8 @@ from typing import TYPE_CHECKING, Any, Final
 
 from cost_models.cluster import ClusterSpec, DeviceSpec, TierSpec
 from cost_models.errors import TitanPlanError
-from cost_models.resources import configs_dir, read_yaml_mapping
+from cost_models.resources import configs_dir
+from cost_models.yaml_files import parse_yaml, read_mapping, read_text
 from cost_models.yaml_numbers import Number, check_keys, list_of, nearest_hint, read_numbers, required, text_of
 
 if TYPE_CHECKING:
@@ -64,11 +65,7 @@ _CLUSTER_KEYS: Final = (
 
 def load_cluster_file(path: str | Path) -> ClusterSpec:
     """Read a cluster from a file of the user's; its device is a name of `devices.yaml` or a mapping in place."""
-    try:
-        text = Path(path).read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        raise TitanPlanError("C601", f"cannot read cluster file {path}: {error}") from error
-    return parse_cluster(read_yaml_mapping(text, str(path)), str(path))
+    return parse_cluster(read_mapping(Path(path)), str(path))
 
 
 def load_shipped_cluster(name: str) -> ClusterSpec:
@@ -89,7 +86,7 @@ def cluster_index() -> Mapping[str, Traversable]:
     for file in _cluster_files():
         for name in (file.name.removesuffix(".yaml"), *_aliases(file)):
             if index.setdefault(name.lower(), file) is not file:
-                raise TitanPlanError("C612", f"{name} names both {index[name.lower()].name} and {file.name}")
+                raise TitanPlanError("C614", f"{name} names both {index[name.lower()].name} and {file.name}")
     return index
 
 
@@ -101,9 +98,10 @@ def _cluster_files() -> list[Traversable]:
 
 def _aliases(file: Traversable) -> list[str]:
     """Read only the line of aliases: the whole catalogue costs 30 ms of YAML, which no command line should wait for."""
-    for line in file.read_text(encoding="utf-8").splitlines():
+    for line in read_text(file).splitlines():
         if line.startswith("aliases:"):
-            return [str(alias) for alias in read_yaml_mapping(line, file.name)["aliases"]]
+            found = parse_yaml(line, file.name)
+            return [str(alias) for alias in list_of(found, "aliases", file.name)] if isinstance(found, dict) else []
     return []
 
 
@@ -113,8 +111,7 @@ def _read_shipped(file_name: str) -> ClusterSpec:
 
 
 def _shipped_mapping(file_name: str) -> dict[str, Any]:
-    file = configs_dir().joinpath("clusters", file_name)
-    return read_yaml_mapping(file.read_text(encoding="utf-8"), file_name)
+    return read_mapping(configs_dir().joinpath("clusters", file_name))
 
 
 @lru_cache(maxsize=1)
@@ -149,7 +146,7 @@ def _base_mapping(base: str, origin: str) -> dict[str, Any]:
     file = cluster_index().get(base.lower())
     if file is None:
         raise TitanPlanError(
-            "C601", f"{origin}: base {base!r} is not a shipped cluster", nearest_hint(base, cluster_index())
+            "C602", f"{origin}: base {base!r} is not a shipped cluster", nearest_hint(base, cluster_index())
         )
     return _shipped_mapping(file.name)
 
@@ -159,7 +156,7 @@ def _device_of(raw: Any, origin: str) -> DeviceSpec:  # noqa: ANN401 - whatever 
         return _parse_device(origin, raw, f"{origin} device")
     devices = read_shipped_devices()
     if str(raw).lower() not in devices:
-        raise TitanPlanError("C601", f"{origin}: no device {raw!r}", nearest_hint(str(raw), devices))
+        raise TitanPlanError("C612", f"{origin}: no device {raw!r}", nearest_hint(str(raw), devices))
     return devices[str(raw).lower()]
 
 
@@ -170,7 +167,7 @@ def _parse_device(name: str, raw: Mapping[str, Any], origin: str) -> DeviceSpec:
     peaks = required(raw, "peak_tflops", where)
     if not isinstance(peaks, Mapping):
         raise TitanPlanError(
-            "C613", f"{where}: peak_tflops is {peaks!r}", "a mapping such as {bf16: 353.9, fp32: 99.5}"
+            "C606", f"{where}: peak_tflops is {peaks!r}", "a mapping such as {bf16: 353.9, fp32: 99.5}"
         )
     schema = {str(key): Number(str(key), 1e12) for key in peaks}
     flops, peak_sources = read_numbers(peaks, schema, f"{where} peak_tflops")
@@ -186,7 +183,7 @@ def _parse_device(name: str, raw: Mapping[str, Any], origin: str) -> DeviceSpec:
 
 def _parse_tier(raw: Any, origin: str) -> TierSpec:  # noqa: ANN401 - whatever the YAML holds
     if not isinstance(raw, Mapping):
-        raise TitanPlanError("C613", f"{origin}: tier {raw!r} is not a mapping")
+        raise TitanPlanError("C606", f"{origin}: tier {raw!r} is not a mapping")
     where = f"{origin} tier {raw.get('name', '?')}"
     check_keys(raw, _TIER_KEYS, where)
     numbers, sources = read_numbers(raw, _TIER_NUMBERS, where)

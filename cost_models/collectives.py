@@ -48,7 +48,7 @@ def collective_lines(kind: str, span: GroupSpan, cluster: ClusterSpec, algorithm
         algorithm: `auto`, or the algorithm forced between nodes (HCCL_ALGO level1, NCCL_ALGO), in any case of letters.
     """
     if kind not in KINDS:
-        raise TitanPlanError("T311", f"unknown collective {kind!r}", f"one of {', '.join(KINDS)}")
+        raise TitanPlanError("C611", f"unknown collective {kind!r}", f"one of {', '.join(KINDS)}")
     name = _algorithm_name(cluster, algorithm)
     far_from = cluster.devices_per_node
     levels = tuple(

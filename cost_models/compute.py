@@ -42,6 +42,7 @@ class PartTime:
     selective_kernels: float
     forward_flops: Column
     backward_flops: Column
+    selective_flops: Column
     full_flops: Column
     attention_forward_s: Column
     attention_backward_s: Column
@@ -81,6 +82,7 @@ class ComputeModel:
             selective_kernels=float(sum(op.forward_kernels for op, _ in redone if op.redone_by)),
             forward_flops=forward_flops,
             backward_flops=_total([_backward_flops(op, fused=self.workload.fused_attention) for op in operators]),
+            selective_flops=_total([_forward_flops(op) for op, _ in redone if op.redone_by]),
             full_flops=forward_flops - skipped_flops,
             attention_forward_s=_total([self._forward_s(op) for op in attention]),
             attention_backward_s=_total([self._input_grad_s(op) for op in attention]),

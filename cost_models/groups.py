@@ -53,7 +53,6 @@ class Groups:
         left_tp = np.where(spread, x.tp // ep_tp, 1)
         left_cp, left_dp = x.cp // ep_cp, x.dp // ep_dp
         left_shard = np.clip(shard // ep_dp, 1, None)
-        rest = ((left_tp, ep_tp), (left_cp, x.tp * ep_cp), (left_dp, dp_stride * ep_dp))
         sharded = x.zero > 0
         return cls(
             tp=(tp,),
@@ -67,35 +66,46 @@ class Groups:
                 (np.where(sharded, left_cp, 1), x.tp * ep_cp),
                 (np.where(sharded, left_shard, 1), dp_stride * ep_dp),
             ),
-            expert_replica=tuple(
-                (np.where(sharded, replicas, size), stride)
-                for (size, stride), replicas in zip(rest, (one, one, left_dp // left_shard), strict=True)
+            expert_replica=(
+                (np.where(sharded, 1, left_tp), ep_tp),
+                (np.where(sharded, 1, left_cp), x.tp * ep_cp),
+                (left_dp // left_shard, dp_stride * ep_dp * left_shard),
             ),
-            pp=((np.minimum(x.pp, 2), pp_stride),),
+            # All ranks of a pipeline, not a pair: the slowest neighbours are those that a border of a node parts.
+            pp=((x.pp, pp_stride),),
             world=((x.tp * x.cp * x.pp * x.dp, one),),
         )
 
 
-@dataclass(frozen=True, slots=True)
 class CollectiveClock:
     """Times collectives on the links that each group has, each distinct group looked up once."""
 
-    cluster: ClusterSpec
-    algorithm: str = "auto"
+    def __init__(self, cluster: ClusterSpec, algorithm: str = "auto") -> None:
+        self._cluster = cluster
+        self._algorithm = algorithm
+        self._groups: dict[int, tuple[Axes, np.ndarray, np.ndarray]] = {}
+        self._costs: dict[tuple[int, str], tuple[np.ndarray, np.ndarray]] = {}
 
     def seconds(self, kind: str, axes: Axes, n_bytes: Column) -> Column:
         """Seconds of one collective of `n_bytes` on the group of each layout; 0 for groups of one."""
-        sizes = np.broadcast_arrays(*(column for axis in axes for column in axis))
-        if not np.any(n_bytes) or all(np.all(size == 1) for size in sizes[::2]):
-            return np.zeros(np.broadcast_shapes(sizes[0].shape, np.shape(n_bytes)))
-        keys, inverse = _distinct(sizes)
-        alpha, beta = self._lines(kind, keys)
-        which = inverse.reshape(sizes[0].shape)
-        times = [alpha[which, line] + n_bytes * beta[which, line] for line in range(alpha.shape[1])]
-        best = times[0]
-        for other in times[1:]:
-            best = np.minimum(best, other)
+        if not np.any(n_bytes):
+            return np.zeros_like(n_bytes)
+        which, alpha, beta = self._looked_up(kind, axes)
+        best = alpha[which, 0] + n_bytes * beta[which, 0]
+        for line in range(1, alpha.shape[1]):
+            best = np.minimum(best, alpha[which, line] + n_bytes * beta[which, line])
         return np.where(np.asarray(n_bytes) > 0, best, 0.0)
+
+    def _looked_up(self, kind: str, axes: Axes) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """For each layout the index of its group, and alpha and beta of each group."""
+        key = id(axes)
+        if key not in self._groups:
+            # The axes are kept with their groups: an id is only good while its object lives.
+            self._groups[key] = (axes, *_distinct_groups(axes))
+        _, keys, which = self._groups[key]
+        if (key, kind) not in self._costs:
+            self._costs[key, kind] = self._lines(kind, keys)
+        return which, *self._costs[key, kind]
 
     def _lines(self, kind: str, keys: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """Alpha and beta by distinct group and line; padded with infinity."""
@@ -103,7 +113,9 @@ class CollectiveClock:
         for key in keys.tolist():
             pairs = tuple((size, stride) for size, stride in zip(key[::2], key[1::2], strict=True) if size > 1)
             lines.append(
-                collective_lines(kind, group_span(self.cluster, pairs), self.cluster, self.algorithm) if pairs else ()
+                collective_lines(kind, group_span(self._cluster, pairs), self._cluster, self._algorithm)
+                if pairs
+                else ()
             )
         most = max(1, *map(len, lines))
         alpha, beta = np.full((len(keys), most), np.inf), np.zeros((len(keys), most))
@@ -115,11 +127,13 @@ class CollectiveClock:
         return alpha, beta
 
 
-def _distinct(columns: list[np.ndarray] | tuple[np.ndarray, ...]) -> tuple[np.ndarray, np.ndarray]:
-    """Distinct rows of several columns, and for each element the index of its row."""
+def _distinct_groups(axes: Axes) -> tuple[np.ndarray, np.ndarray]:
+    """Distinct groups as rows of sizes and strides, and for each layout the index of its row."""
+    columns = np.broadcast_arrays(*(column for axis in axes for column in axis))
     code = np.zeros(columns[0].size, dtype=np.int64)
     for column in columns:
         values, index = np.unique(column, return_inverse=True)
         code = code * len(values) + index.reshape(-1)
     _, first, inverse = np.unique(code, return_index=True, return_inverse=True)
-    return np.stack([column.reshape(-1)[first] for column in columns], axis=1), inverse
+    keys = np.stack([column.reshape(-1)[first] for column in columns], axis=1)
+    return keys, inverse.reshape(columns[0].shape)

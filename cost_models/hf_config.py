@@ -14,7 +14,8 @@ from typing import Final
 
 from cost_models.errors import TitanPlanError
 from cost_models.model import MlaSpec, ModelSpec, MoeSpec
-from cost_models.model_files import read_text, show
+from cost_models.model_files import show
+from cost_models.yaml_files import read_text
 
 _DEFAULT_SEQ_LEN: Final = 4096
 _LONGEST_TRUSTED_CONTEXT: Final = 8192
@@ -69,7 +70,7 @@ class _Config:
         if value is None and default is not None:
             return default
         if value is None:
-            raise TitanPlanError("C606", f"{self.origin}: {' or '.join(keys)} is missing", "every size is needed")
+            raise TitanPlanError("C608", f"{self.origin}: {' or '.join(keys)} is missing", "every size is needed")
         if isinstance(value, bool) or not isinstance(value, int | float) or value != value // 1:
             message = f"{self.origin}: {key} is {show(value)}, a whole number is needed"
             raise TitanPlanError("C606", message, "config.json holds numbers without quotes")
@@ -116,7 +117,7 @@ def _head_dim(config: _Config, hidden: int, heads: int) -> int:
     """Width of a head where the config does not give it."""
     if heads < 1 or hidden % heads:
         message = f"{config.origin}: hidden_size {hidden} / num_attention_heads {heads} is no whole number"
-        raise TitanPlanError("C606", message, "give head_dim")
+        raise TitanPlanError("C608", message, "give head_dim")
     return hidden // heads
 
 

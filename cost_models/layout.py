@@ -91,6 +91,7 @@ class Layout:
         parts += [f"ep{self.ep}"] if self.ep > 1 else []
         parts += [f"pp{self.pp}", f"dp{self.dp}", f"mbs{self.micro_batch}"]
         parts += [f"vpp{self.vpp}"] if self.vpp > 1 else []
+        parts += [f"short{self.short_first}.{self.short_last}"] if self.short_first or self.short_last else []
         parts += [f"z{self.zero}"]
         parts += [f"shard{self.dp_shard}"] if self.zero and self.dp_shard != self.dp else []
         parts += [self.recompute_text.replace("=", "")] if self.recompute != "none" else []
@@ -157,9 +158,10 @@ class Layouts:
 
     def keep_rows(self, rows: Column) -> Layouts:
         """Keep indices of the first axis; columns that do not vary along it stay as they are."""
+        varies = self.shape[0] > 1
         return Layouts(
             **{
-                name: column if column.shape[0] == 1 else column[rows]
+                name: column if varies and column.shape[0] == 1 else column[rows]
                 for name, column in ((name, getattr(self, name)) for name in COLUMN_NAMES)
             }
         )

@@ -4,25 +4,20 @@ from __future__ import annotations
 
 import difflib
 import reprlib
-from collections.abc import Callable, Hashable, Mapping
+import sys
+from collections.abc import Callable, Mapping
 from dataclasses import MISSING, Field, dataclass, fields
 from functools import partial
 from pathlib import Path
 from types import NoneType
 from typing import TYPE_CHECKING, Any, Final, Literal, TypeVar, get_args, get_origin, get_type_hints
 
-import yaml
-
 from cost_models.errors import TitanPlanError
 from cost_models.model import MlaSpec, ModelSpec, MoeSpec
+from cost_models.yaml_files import read_yaml
 
 if TYPE_CHECKING:
     from importlib.resources.abc import Traversable
-
-try:
-    from yaml import CSafeLoader as _BaseLoader
-except ImportError:  # PyYAML built without libyaml: the same language, ten times slower
-    from yaml import SafeLoader as _BaseLoader  # type: ignore[assignment]
 
 ENTRY_KEYS: Final = ("family", "size", "aliases", "published_parameters", "source")
 """Keys of a catalogue file beside those of ModelSpec."""
@@ -86,13 +81,13 @@ def parse_entry(values: object, origin: str) -> ModelEntry:
     mapping = _as_mapping(values, origin, "a model file")
     spec = parse_model(mapping, origin)
     published = mapping.get("published_parameters")
-    source = _text(mapping.get("source", ""), f"{origin}: source")
+    source = text(mapping.get("source", ""), f"{origin}: source")
     if published is not None and not source:
-        raise TitanPlanError("C606", f"{origin}: published_parameters has no source", "name where the number stands")
+        raise TitanPlanError("C608", f"{origin}: published_parameters has no source", "name where the number stands")
     return ModelEntry(
         name=spec.name,
-        family=_text(mapping.get("family", spec.name), f"{origin}: family"),
-        size=_text(mapping.get("size", ""), f"{origin}: size"),
+        family=text(mapping.get("family", spec.name), f"{origin}: family"),
+        size=text(mapping.get("size", ""), f"{origin}: size"),
         aliases=_texts(mapping.get("aliases") or [], f"{origin}: aliases"),
         spec=spec,
         published_parameters=None if published is None else whole_number(published, f"{origin}: published_parameters"),
@@ -105,42 +100,20 @@ def dump_model(spec: ModelSpec) -> dict[str, object]:
     return _dump(spec)
 
 
-def read_text(path: Path | Traversable) -> str:
-    """Read a text file; one that is missing, a folder, unreadable, not UTF-8 or empty is an error that says so."""
-    try:
-        text = path.read_text(encoding="utf-8-sig")
-    except FileNotFoundError:
-        raise TitanPlanError("C603", f"{path}: there is no such file", "check the path") from None
-    except IsADirectoryError:
-        raise TitanPlanError("C603", f"{path} is a folder, a file is needed", "name the file in it") from None
-    except UnicodeDecodeError as error:
-        raise TitanPlanError("C603", f"{path}: not UTF-8 text ({error.reason})", "is it the right file?") from None
-    except (OSError, ValueError) as error:  # ValueError: a null byte in the path
-        raise TitanPlanError("C603", f"{path}: cannot be read ({error})", "check the path and its rights") from None
-    if not text.strip():
-        raise TitanPlanError("C603", f"{path} is empty", "`configs/models/` holds examples of model files")
-    return text
-
-
-def read_yaml(path: Path | Traversable) -> object:
-    """Parse a YAML file; broken text is an error with file, line and column."""
-    text = read_text(path)
-    try:
-        return yaml.load(text, _Loader)  # noqa: S506 - _Loader is a SafeLoader
-    except yaml.MarkedYAMLError as error:
-        mark = error.problem_mark or error.context_mark
-        place = f":{mark.line + 1}:{mark.column + 1}" if mark else ""
-        raise TitanPlanError("C604", f"{path}{place}: {error.problem or error.context}", "mend the YAML") from None
-    except (yaml.YAMLError, ValueError, RecursionError) as error:  # control characters; 2024-99-99; deep nesting
-        raise TitanPlanError("C604", f"{path}: {' '.join(str(error).split())}", "mend the YAML") from None
-
-
 def whole_number(value: object, what: str) -> int:
     """Read a whole number; YAML 1.1 takes `1e4` for text, so text that spells a number counts as one."""
     number = _number(value)
     if number is None or (isinstance(number, float) and not number.is_integer()):
         raise TitanPlanError("C606", f"{what} is {show(value)}, a whole number is needed", "such as 4096")
     return int(number)
+
+
+def real_number(value: object, what: str) -> float:
+    """Read a finite number; text that spells one (`1e-4` is text in YAML 1.1) counts."""
+    number = _number(value)
+    if number is None or not -_FINITE <= number <= _FINITE:
+        raise TitanPlanError("C606", f"{what} is {show(value)}, a number is needed", "such as 1e-4")
+    return float(number)
 
 
 def flag(value: object, what: str) -> bool:
@@ -150,23 +123,20 @@ def flag(value: object, what: str) -> bool:
     return value
 
 
+def text(value: object, what: str) -> str:
+    """Read text; a whole number counts, as in `size: 7`."""
+    if isinstance(value, bool | float) or not isinstance(value, str | int):
+        raise TitanPlanError("C606", f"{what} is {show(value)}, text is needed", "put it in quotes")
+    return str(value)
+
+
 def show(value: object) -> str:
     """Spell a value in a complaint, shortened, with its kind."""
     return "empty" if value is None else f"{reprlib.repr(value)} ({_KINDS.get(type(value), type(value).__name__)})"
 
 
+_FINITE: Final = sys.float_info.max
 _KINDS: Final[dict[type, str]] = {str: "text", int: "number", float: "number", bool: "flag", list: "list", dict: "map"}
-
-
-class _Loader(_BaseLoader):
-    """Safe loader that refuses a key given twice; YAML itself would silently keep the last."""
-
-    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Hashable, Any]:
-        keys = [key for key, _ in node.value if isinstance(key, yaml.ScalarNode)]
-        for place, key in enumerate(keys):
-            if any(key.value == earlier.value for earlier in keys[:place]):
-                raise yaml.constructor.ConstructorError(None, None, f"key {key.value} is given twice", key.start_mark)
-        return super().construct_mapping(node, deep)
 
 
 def _as_mapping(values: object, origin: str, what: str) -> dict[str, object]:
@@ -182,7 +152,7 @@ def _add_head_dim(mapping: dict[str, object], origin: str) -> None:
         mapping["head_dim"] = 1
     elif hidden % heads:
         message = f"{origin}: head_dim is missing and hidden_dim {hidden} / n_heads {heads} is no whole number"
-        raise TitanPlanError("C606", message, "give head_dim")
+        raise TitanPlanError("C608", message, "give head_dim")
     else:
         mapping["head_dim"] = int(hidden // heads)
 
@@ -199,21 +169,15 @@ def _number(value: object) -> float | int | None:
     return None
 
 
-def _text(value: object, what: str) -> str:
-    if isinstance(value, bool | float) or not isinstance(value, str | int):
-        raise TitanPlanError("C606", f"{what} is {show(value)}, text is needed", "put it in quotes")
-    return str(value)
-
-
 def _texts(value: object, what: str) -> tuple[str, ...]:
     if not isinstance(value, list):
         raise TitanPlanError("C606", f"{what} is {show(value)}, a list is needed", "such as [70B, llama-70b]")
-    return tuple(_text(item, what) for item in value)
+    return tuple(text(item, what) for item in value)
 
 
 def _choice(options: tuple[str, ...], value: object, what: str) -> str:
     if value not in options:
-        raise TitanPlanError("C606", f"{what} is {show(value)}", f"one of {', '.join(options)} is needed")
+        raise TitanPlanError("C611", f"{what} is {show(value)}", f"one of {', '.join(options)} is needed")
     return str(value)
 
 
@@ -225,7 +189,7 @@ def _build(spec_type: type[_Spec], mapping: Mapping[str, object], origin: str, p
             _refuse_key(key, prefix, origin, (*readers, *(() if prefix else ENTRY_KEYS)))
     missing = [f"{prefix}{name}" for name in _required(spec_type) if name not in mapping]
     if missing:
-        raise TitanPlanError("C606", f"{origin}: {', '.join(missing)} missing", "a model file needs every size")
+        raise TitanPlanError("C608", f"{origin}: {', '.join(missing)} missing", "a model file needs every size")
     values: dict[str, Any] = {key: readers[key](value, f"{origin}: {prefix}{key}") for key, value in mapping.items()}
     try:
         return spec_type(**values)
@@ -252,7 +216,7 @@ def _readers(spec_type: type[Any]) -> dict[str, _Reader]:
 def _reader(field: Field[Any], hint: object) -> _Reader:
     if get_origin(hint) is Literal:
         return partial(_choice, get_args(hint))
-    simple: dict[object, _Reader] = {int: whole_number, bool: flag, str: _text}
+    simple: dict[object, _Reader] = {int: whole_number, bool: flag, str: text}
     if hint in simple:
         return simple[hint]
     nested = next(part for part in get_args(hint) if part is not NoneType)

@@ -283,7 +283,10 @@ class OperatorTable:
         )
 
     def _mla_projections(self) -> tuple[Operator, ...]:
-        """Latents are made on sharded tokens with whole weights, then gathered: they are far narrower than hidden."""
+        """Latents are made on sharded tokens with whole weights, then gathered: they are far narrower than hidden.
+
+        Without sp each rank makes them whole, but its heads give only a part of their gradient: all-reduce.
+        """
         m, x, w, mla = self._model, self._x, self._width, self._model.mla
         assert mla is not None  # noqa: S101 - the caller branched on it
         heads = m.n_heads / x.tp
@@ -302,7 +305,8 @@ class OperatorTable:
             redone_by="norm",
         )
         source = mla.q_lora_rank or m.hidden_dim
-        gathered = np.where(x.sp == 1, x.gathered * (source + latent_kv) * w, 0.0)
+        read = x.gathered * (source + latent_kv) * w
+        gathered, reduced = np.where(x.sp == 1, read, 0.0), np.where(x.sp == 1, 0.0, read)
         up = Operator(
             "latent_up",
             gemms=(
@@ -316,6 +320,7 @@ class OperatorTable:
                 Collective("all_gather", "tp", gathered, "forward"),
                 Collective("all_gather", "tp", gathered, "backward"),
                 Collective("reduce_scatter", "tp", gathered, "backward"),
+                Collective("all_reduce", "tp", reduced, "backward"),
             ),
         )
         return (down, norm, up, *self._rotary(2 * x.gathered * heads * mla.qk_rope_head_dim * w))

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from cost_models.schedules import ZB_V
 from cost_models.operators import padded_vocab
+from cost_models.schedules import ZB_V
 
 if TYPE_CHECKING:
     from cost_models.layout import Column, Layouts
@@ -57,13 +57,15 @@ class Stage:
     """What one pipeline rank holds.
 
     Attributes:
-        exists: 1 where the layout has such a rank.
+        exists: True where the layout has such a rank.
+        count: ranks that it stands for; over the telling stages they sum to pp.
         dense_layers, moe_layers: layers over all virtual stages of the rank.
         has_embedding, has_head: 1 where the rank holds them.
         rank: index of the pipeline rank.
     """
 
     exists: Column
+    count: Column
     rank: Column
     dense_layers: Column
     moe_layers: Column
@@ -80,29 +82,24 @@ class Stage:
         return self.dense_layers * dense + self.moe_layers * moe
 
 
-def telling_stages(model: ModelSpec, layouts: Layouts) -> tuple[Stage, Stage, Stage]:
-    """First, second and last rank. No other needs more: the second has the most in flight of those without ends."""
+def telling_stages(model: ModelSpec, layouts: Layouts) -> tuple[Stage, ...]:
+    """First, second and last rank. No other needs more: the second has the most in flight of those without ends.
+
+    Where leading dense layers may run over into the second rank, the third, whose layers all have experts, is told too.
+    """
     pp, whole = layouts.pp, layers_per_virtual_stage(model, layouts) * layouts.vpp
     alone = pp == 1
     folded = layouts.schedule == ZB_V
     first_short = layouts.short_first + np.where(alone | folded, layouts.short_last, 0)
-    last_short = layouts.short_last + np.where(alone, layouts.short_first, 0)
-    last_short = np.where(folded & ~alone, 0, last_short)
-    head_first, head_last = alone | folded, ~folded | alone
-    first_dense = _dense_in(model, layouts, whole - first_short, first=True)
-    zero, one = np.zeros_like(pp), np.ones_like(pp)
+    last_short = np.where(alone | folded, 0, layouts.short_last)
+    zero, one, last = np.zeros_like(pp), np.ones_like(pp), pp - 1
+    runs_over = model.moe is not None and model.dense_layers > 1
+    inner = [(one, np.where(pp > 3, 1, pp > 2) if runs_over else np.maximum(pp - 2, 0))]
+    inner += [(2 * one, np.maximum(pp - 3, 0))] if runs_over else []
     return (
-        _stage(model, one, zero, whole - first_short, first_dense, one, head_first),
-        _stage(model, pp > 2, one, whole, _dense_in(model, layouts, whole, first=False), zero, zero),
-        _stage(
-            model,
-            pp > 1,
-            pp - 1,
-            whole - last_short,
-            np.where(pp == 2, _dense_in(model, layouts, whole - last_short, first=False), _all_dense(model, whole)),
-            zero,
-            head_last,
-        ),
+        _stage(model, layouts, zero, one, whole - first_short, one, alone | folded),
+        *(_stage(model, layouts, rank, count, whole, zero, zero) for rank, count in inner),
+        _stage(model, layouts, last, np.where(alone, 0, 1), whole - last_short, zero, ~folded),
     )
 
 
@@ -112,11 +109,12 @@ def layers_per_virtual_stage(model: ModelSpec, layouts: Layouts) -> Column:
 
 
 def _stage(
-    model: ModelSpec, exists: Column, rank: Column, layers: Column, dense: Column, embedding: Column, head: Column
+    model: ModelSpec, layouts: Layouts, rank: Column, count: Column, layers: Column, embedding: Column, head: Column
 ) -> Stage:
-    dense = layers if model.moe is None else np.minimum(dense, layers)
+    dense = np.minimum(_dense_on(model, layouts, rank), layers) if model.moe else layers
     return Stage(
-        exists=np.asarray(exists).astype(bool),
+        exists=np.asarray(count) > 0,
+        count=count,
         rank=rank,
         dense_layers=np.asarray(dense, dtype=float),
         moe_layers=np.asarray(layers - dense, dtype=float),
@@ -125,18 +123,18 @@ def _stage(
     )
 
 
-def _dense_in(model: ModelSpec, layouts: Layouts, layers: Column, *, first: bool) -> Column:
-    """Leading dense layers that fall to the first rank's first virtual stage, or run over into the second's."""
-    if model.moe is None:
-        return layers
-    own = layers_per_virtual_stage(model, layouts) - layouts.short_first
-    if first:
-        return np.where(layouts.pp == 1, model.dense_layers, np.minimum(model.dense_layers, own))
-    return np.clip(model.dense_layers - own, 0, layers_per_virtual_stage(model, layouts))
-
-
-def _all_dense(model: ModelSpec, layers: Column) -> Column:
-    return layers if model.moe is None else np.zeros_like(layers)
+def _dense_on(model: ModelSpec, layouts: Layouts, rank: Column) -> Column:
+    """Leading dense layers on a rank: those of its virtual stages that they fill, and the one that they end in."""
+    if not model.dense_layers:
+        return np.zeros_like(rank)
+    pp, each = layouts.pp, layers_per_virtual_stage(model, layouts)
+    places = model.dense_layers + layouts.short_first
+    full, left = places // each, places % each
+    folds, back = layouts.schedule == ZB_V, 2 * pp - 1
+    filled = np.where(folds, (rank < full) * 1 + (back - rank < full), (full - rank + pp - 1) // pp)
+    ends_on = np.where(folds & (full >= pp), back - full, full % pp)
+    missing = np.where(rank == 0, layouts.short_first, 0)
+    return filled * each + np.where(ends_on == rank, left, 0) - missing
 
 
 def _attention(model: ModelSpec, tp: Column) -> Column:

@@ -56,10 +56,6 @@ class _Shape(NamedTuple):
     w: FloatColumn
     c: FloatColumn
 
-    @property
-    def per_round(self) -> IntColumn:
-        return _per_round(self.pp, self.micro_batches)
-
 
 def step_span_s(
     schedule_code: IntColumn,
@@ -105,9 +101,8 @@ def bubble_s(
     p2p_s: FloatColumn,
 ) -> FloatColumn:
     """Seconds of the step in which a rank does nothing; arguments and exactness as in `step_span_s`."""
-    return _fill_s(
-        schedule_code, pp, vpp, micro_batches, forward_s / vpp, input_grad_s / vpp, weight_grad_s / vpp, p2p_s
-    )
+    f, i, w = forward_s / vpp, input_grad_s / vpp, weight_grad_s / vpp
+    return _fill_s(schedule_code, pp, vpp, micro_batches, f, i, w, p2p_s)
 
 
 def _fill_s(
@@ -139,20 +134,24 @@ def _one_f_one_b_fill_s(s: _Shape) -> FloatColumn:
 
 
 def _turn_s(s: _Shape, path_s: FloatColumn, cover_s: FloatColumn) -> FloatColumn:
-    """What the changes to the next chunk wait: its first micro batch goes round all ranks while a round is worked off."""
-    wait_s = s.pp * (path_s + s.c) - s.per_round * cover_s
+    """What the changes of chunk wait: the first micro batch goes round all ranks while a round is worked off."""
+    wait_s = s.pp * (path_s + s.c) - _per_round(s.pp, s.micro_batches) * cover_s
     return np.asarray((s.vpp - 1) * np.maximum(0.0, wait_s))
 
 
 def _interleaved_fill_s(s: _Shape) -> FloatColumn:
     b = s.i + s.w
-    rounds = s.micro_batches // s.per_round
-    late_turn_s = np.maximum(0.0, s.pp * s.c - s.per_round * np.minimum(s.f, b))
+    per_round = _per_round(s.pp, s.micro_batches)
+    late_turn_s = np.maximum(0.0, s.pp * s.c - per_round * np.minimum(s.f, b))
     late_s = (s.vpp - 1) * late_turn_s + (s.pp - 1) * np.maximum(0.0, 2 * s.c - s.f - b)
-    return _gpipe_fill_s(s) + _turn_s(s, s.f, s.f) + _turn_s(s, b, b) + (rounds - 1) * late_s
+    return _gpipe_fill_s(s) + _turn_s(s, s.f, s.f) + _turn_s(s, b, b) + (s.micro_batches // per_round - 1) * late_s
 
 
 def _zero_bubble_fill_s(s: _Shape) -> FloatColumn:
+    """Paths by what they run most of: forwards, input gradients, both; the last two only with micro_batches < pp.
+
+    They were read off the critical paths of the simulator, as were those of zb-v.
+    """
     hops, idle = s.pp - 1, (s.pp - s.micro_batches).clip(0)
     chunks = (s.vpp - 1) * s.micro_batches
     back_turn_s = _turn_s(s, s.i, s.i + s.w)
@@ -238,9 +237,9 @@ def step_span_unequal_s(
 ) -> FloatColumn:
     """Seconds of a step whose first and last rank differ from those between.
 
-    A rank is busy for micro_batches times its own time and waits for the fill of the others, taken with their mean times;
-    the largest such sum of any rank. Equal to `step_span_s` where all ranks are alike, exact for gpipe whose forward
-    and backward are slowest on one rank, else up to 20 % too long (bounded by a test; mean 1 to 3 %).
+    A rank is busy for micro_batches times its own time and waits for the fill of the others, taken with their mean
+    times: the largest such sum of any rank. Equal to `step_span_s` where all ranks are alike, exact for gpipe whose
+    forward and backward are slowest on one rank, else up to 20 % too long (bounded by a test; mean 1 to 3 %).
     """
     between = np.maximum(pp - 2, 0)
     span_s = np.zeros(np.broadcast(pp, micro_batches, p2p_s, *forward_s).shape)
@@ -293,8 +292,7 @@ def p2p_messages(
     the turn on the last rank.
     """
     ends = (rank == 0).astype(np.int64) + (rank == pp - 1)
-    v_ends = 2 * ends
-    sides = 2 * vpp - np.where(schedule_code == ZB_V, v_ends, ends)
+    sides = 2 * vpp - np.where(schedule_code == ZB_V, 2 * ends, ends)
     return np.where(pp == 1, 0, 2 * micro_batches * sides)
 
 

@@ -119,7 +119,7 @@ def peak_live(
     matters, so no times are needed.
     """
     if not 0.0 <= freed_by_input_grad <= 1.0:
-        raise TitanPlanError("S404", f"freed_by_input_grad is {freed_by_input_grad}", "a share from 0 to 1")
+        raise TitanPlanError("C610", f"freed_by_input_grad is {freed_by_input_grad}", "a share from 0 to 1")
     change = {FORWARD: 1.0, BACKWARD: -1.0, INPUT_GRAD: -freed_by_input_grad, WEIGHT_GRAD: freed_by_input_grad - 1.0}
     peaks = []
     for own in actions:
@@ -156,7 +156,7 @@ def _check_lengths(home: dict[int, int], seconds: dict[str, Sequence[float]]) ->
     if set(home) != set(range(stages)) or any(len(times) != stages for times in seconds.values()):
         got = {kind: len(times) for kind, times in seconds.items()}
         raise TitanPlanError(
-            "S402", f"stages {sorted(home)} with stage times of length {got}", "one time a virtual stage, from 0"
+            "S405", f"stages {sorted(home)} with stage times of length {got}", "one time a virtual stage, from 0"
         )
 
 
@@ -168,4 +168,4 @@ def _check_finished(actions: Sequence[RankActions], timeline: list[list[TimedAct
     }
     if waiting:
         shown = ", ".join(f"rank {rank} at {a.kind} stage {a.stage} micro {a.micro}" for rank, a in waiting.items())
-        raise TitanPlanError("S403", f"deadlock: {shown}", "each waits for work that no rank can start")
+        raise TitanPlanError("S406", f"deadlock: {shown}", "each waits for work that no rank can start")

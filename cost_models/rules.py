@@ -31,6 +31,7 @@ class Rule:
         example: a layout that breaks it, in words.
         source: document, paper or code that the rule comes from.
         trainer_only: a limit of our own trainer, not of training programs in general.
+        per_choice: depends on ZeRO, recomputation or what is swapped; the others hold or fail for all choices alike.
     """
 
     code: str
@@ -41,6 +42,7 @@ class Rule:
     example: str
     source: str
     trainer_only: bool = False
+    per_choice: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -53,7 +55,7 @@ class Violation:
 
 def first_violations(setting: Setting, layouts: Layouts, rules: tuple[Rule, ...] | None = None) -> Column:
     """Index into `rules` (RULES by default) of the first rule that each layout breaks; -1 where it keeps all."""
-    found = np.full(layouts.shape, -1, dtype=np.int16)
+    found = np.asarray(-1, dtype=np.int16)
     for index, rule in reversed(tuple(enumerate(RULES if rules is None else rules))):
         found = np.where(rule.holds(setting, layouts), found, np.int16(index))
     return found
@@ -73,6 +75,7 @@ def violation(setting: Setting, layout: Layout, *, trainer: bool = True) -> Viol
 _MEGATRON = "Megatron-Core arguments.py; torchtitan parallel_dims.py and models/common/decoder.py"
 _TORCH_PIPELINES = "torch 2.13 torch/distributed/pipelining/schedules.py"
 
+# From what a mesh breaks to what only one choice on it breaks: the search drops whole meshes by the first ones.
 RULES: tuple[Rule, ...] = (
     Rule(
         code="T310",
@@ -247,6 +250,16 @@ RULES: tuple[Rule, ...] = (
         trainer_only=True,
     ),
     Rule(
+        code="D206",
+        title="ep divides the ranks it takes",
+        holds=checks.expert_ranks,
+        reason=checks.expert_ranks_reason,
+        explanation="ep takes tensor-parallel ranks first, then cp, then (sharded) dp; each must divide evenly.",
+        example="ep 3 over tp 2 x cp 1 x dp 4",
+        source="torchtitan build_mesh: efsdp = dp_shard x cp x tp / ep must be whole",
+        per_choice=True,
+    ),
+    Rule(
         code="D211",
         title="shard group divides dp",
         holds=checks.shards,
@@ -254,6 +267,7 @@ RULES: tuple[Rule, ...] = (
         explanation="dp = replicas x shards; ZeRO-0 shards nothing, so its dp_shard is 1.",
         example="dp 8 with dp_shard 3",
         source="torchtitan ParallelDims._validate",
+        per_choice=True,
     ),
     Rule(
         code="D212",
@@ -263,15 +277,7 @@ RULES: tuple[Rule, ...] = (
         explanation="ZeRO-1, 2 and 3 shard over dp_shard x cp ranks; over one rank they are ZeRO-0.",
         example="ZeRO-2 with dp 1",
         source="Rajbhandari et al. 2020, arXiv:1910.02054",
-    ),
-    Rule(
-        code="D206",
-        title="ep divides the ranks it takes",
-        holds=checks.expert_ranks,
-        reason=checks.expert_ranks_reason,
-        explanation="ep takes tensor-parallel ranks first, then cp, then (sharded) dp; each must divide evenly.",
-        example="ep 3 over tp 2 x cp 1 x dp 4",
-        source="torchtitan build_mesh: efsdp = dp_shard x cp x tp / ep must be whole",
+        per_choice=True,
     ),
     Rule(
         code="B502",
@@ -284,6 +290,7 @@ RULES: tuple[Rule, ...] = (
         "micro batch.",
         example="reduce_gradients every with ZeRO-1",
         source="this planner; torch PipelineStage keeps whole gradients until the last micro batch",
+        per_choice=True,
     ),
     Rule(
         code="S403",
@@ -293,7 +300,9 @@ RULES: tuple[Rule, ...] = (
         explanation="`layers=N` recomputes fewer layers than a virtual stage has; all of them is `full`.",
         example="layers=4 where a stage has 4 layers",
         source="Megatron-Core recompute-method block",
+        per_choice=True,
     ),
 )
 
+CHOICE_RULES: tuple[Rule, ...] = tuple(rule for rule in RULES if rule.per_choice)
 GENERAL_RULES: tuple[Rule, ...] = tuple(rule for rule in RULES if not rule.trainer_only)

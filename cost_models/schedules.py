@@ -107,7 +107,7 @@ SCHEDULE_CONDITIONS: tuple[ScheduleCondition, ...] = (
 def schedule_code(name: str) -> int:
     """The code of a schedule in columns."""
     if name not in SCHEDULES:
-        raise TitanPlanError("S400", f"unknown pipeline schedule {name!r}", f"one of {', '.join(SCHEDULES)}")
+        raise TitanPlanError("C611", f"unknown pipeline schedule {name!r}", f"one of {', '.join(SCHEDULES)}")
     return SCHEDULES.index(name)
 
 

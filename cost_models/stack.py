@@ -107,7 +107,7 @@ STACKS: dict[str, Stack] = {stack.name: stack for stack in _STACKS}
 
 
 def find_stack(name: str) -> Stack:
-    """A stack by name; C604 with the known names otherwise."""
+    """A stack by name; C611 with the known names otherwise."""
     if name not in STACKS:
-        raise TitanPlanError("C604", f"unknown software stack {name!r}", f"one of: {', '.join(STACKS)}")
+        raise TitanPlanError("C611", f"unknown software stack {name!r}", f"one of: {', '.join(STACKS)}")
     return STACKS[name]

@@ -14,9 +14,9 @@ import numpy as np
 
 from cost_models.compute import ComputeModel, PartTime
 from cost_models.groups import CollectiveClock, Groups
-from cost_models.memory import EVERY, FULL, SELECTIVE, MemoryModel, boundary_bytes
 from cost_models.parameters import PartParameters, Stage, layers_per_virtual_stage, telling_stages
 from cost_models.pipeline import step_span_s
+from cost_models.stage_memory import EVERY, FULL, SELECTIVE, ModelParts, StageMemory, boundary_bytes, first_with
 
 if TYPE_CHECKING:
     from cost_models.layout import Column, Layouts
@@ -44,22 +44,57 @@ class PartCost:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Gather:
+    """ZeRO traffic of one micro batch on one rank: waited for in forward and backward, and hidden under compute."""
+
+    forward_s: Column
+    backward_s: Column
+    hidden_s: Column
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class StageTime:
-    """Seconds of one micro batch on one pipeline rank; `backward` is both gradients, recomputation included."""
+    """Seconds of one micro batch on one pipeline rank.
+
+    Attributes:
+        forward_s, input_grad_s, weight_grad_s: with everything that the rank waits for; recomputation is in the second.
+        compute_s: kernels, recomputation included.
+        recompute_s: of compute_s.
+        comm_s: exposed communication of tp, cp, ep.
+        hidden_s: communication of tp, cp, ep under compute.
+        dispatch_s: the device waits for the host to issue kernels.
+        gather: ZeRO traffic.
+        offload_s: waiting for activations on their way to or from the host.
+    """
 
     forward_s: Column
     input_grad_s: Column
     weight_grad_s: Column
-    computing_s: Column
+    compute_s: Column
     recompute_s: Column
     comm_s: dict[str, Column]
-    hidden_comm_s: Column
-    free_s: Column
+    hidden_s: Column
+    dispatch_s: Column
+    gather: Gather
+    offload_s: Column
 
     @property
     def total_s(self) -> Column:
         """One micro batch, forward and backward."""
-        return self.forward_s + self.input_grad_s + self.weight_grad_s
+        return self.forward_s + (self.input_grad_s + self.weight_grad_s)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Tail:
+    """What follows the pipeline once a step, on the slowest rank; the hidden parts ran beside compute."""
+
+    gradients_s: Column
+    gradients_hidden_s: Column
+    parameters_s: Column
+    parameters_hidden_s: Column
+    norm_s: Column
+    update_s: Column
+    swap_s: Column
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -74,7 +109,7 @@ class TimeEstimate:
         hidden_communication_s: communication under compute.
         bubble_s: waiting in the pipeline.
         free_s: the device waits for the host: dispatch, swap, fixed overhead.
-        hardware_flops: FLOPs a device computes in a step, recomputation included.
+        hardware_flops: FLOPs a device computes in a step, recomputation included, the mean over pipeline ranks.
     """
 
     step_s: Column
@@ -108,36 +143,72 @@ class StepTimeModel:
         self._moe = self._part(table.moe_layer()) if setting.model.moe else None
         self._embedding, self._head = self._part(table.embedding()), self._part(table.head())
         self._params = PartParameters.of(setting.model, layouts)
-        self._memory = MemoryModel(setting, layouts)
+        self._stages = telling_stages(setting.model, layouts)
+        parts = ModelParts(setting, layouts)
+        self._held = {id(stage): StageMemory(setting, layouts, parts, stage) for stage in self._stages}
+
+    def step_s(self) -> Column:
+        """Seconds of a step alone: what a search ranks by."""
+        return self._evaluated().step_s
+
+    def least_step_s(self) -> Column:
+        """A time that no choice of ZeRO, recomputation or swap on these rows stays under: each only adds to it."""
+        stages = self._stages
+        return self._span(stages, tuple(self._stage_time(stage) for stage in stages))[0] + self._fit.step_overhead_s
 
     def estimate(self) -> TimeEstimate:
-        """Evaluate first, middle and last rank, span the pipeline, add what happens once a step."""
-        x = self._x
-        stages = telling_stages(self._s.model, x)
-        times = [self._stage_time(stage) for stage in stages]
-        span, work, slowest = self._span(stages, times)
-        pick = _Picker(slowest)
-        gradient_s, gradient_hidden_s = self._gradient_reduction(stages, times, pick)
-        parameters_s, parameters_hidden_s = self._parameter_gather(stages, times, pick)
-        update_s, swap_wait_s = self._update(stages, pick)
-        norm_s = self._clock.seconds("all_reduce", self._groups.world, np.asarray(4.0))
-        m = x.accumulation
-        comm = {name: m * pick([t.comm_s[name] for t in times]) for name in times[0].comm_s}
-        comm["dp"] = comm["dp"] + gradient_s + parameters_s + norm_s
-        slow = self._fit.overlap_slowdown * (gradient_hidden_s + parameters_hidden_s)
-        free = m * pick([t.free_s for t in times]) + swap_wait_s + self._fit.step_overhead_s
-        computing = m * pick([t.computing_s for t in times]) + update_s + slow
-        tail = gradient_s + parameters_s + norm_s + update_s + swap_wait_s + self._fit.step_overhead_s + slow
+        """Step time and where it goes."""
+        run, m, slow = self._evaluated(), self._x.accumulation, self._fit.overlap_slowdown
+        pick, times, tail = _Picker(run.slowest), run.times, run.tail
+        comm = {name: m * pick([t.comm_s[name] for t in times]) for name in DIMENSIONS}
+        waited = m * pick([t.gather.forward_s + t.gather.backward_s for t in times])
+        comm["dp"] = waited + tail.gradients_s + tail.parameters_s + tail.norm_s
+        comm["pp"] = np.zeros_like(run.span_s)
+        hidden = tail.gradients_hidden_s + tail.parameters_hidden_s
+        computing = m * pick([t.compute_s + slow * t.gather.hidden_s for t in times]) + tail.update_s + slow * hidden
+        host = m * pick([t.dispatch_s + t.offload_s for t in times]) + tail.swap_s + self._fit.step_overhead_s
         return TimeEstimate(
-            step_s=span + tail,
+            step_s=run.step_s,
             computing_s=computing,
             recompute_s=m * pick([t.recompute_s for t in times]),
-            optimizer_s=update_s,
+            optimizer_s=tail.update_s,
             communication_s=comm,
-            hidden_communication_s=m * pick([t.hidden_comm_s for t in times]) + gradient_hidden_s + parameters_hidden_s,
-            bubble_s=np.maximum(span - work, 0.0),
-            free_s=free,
-            hardware_flops=m * pick([self._flops(stage) for stage in stages]),
+            hidden_communication_s=m * pick([t.hidden_s + t.gather.hidden_s for t in times]) + hidden,
+            bubble_s=run.span_s - run.work_s,
+            free_s=host,
+            hardware_flops=m * self._flops() / self._x.pp,
+        )
+
+    def _evaluated(self) -> _Run:
+        """First, middle and last rank, the pipeline over them, and what follows it once a step."""
+        stages = self._stages
+        times = tuple(self._stage_time(stage) for stage in stages)
+        span, work, slowest = self._span(stages, times)
+        tail = self._tail(stages, times, _Picker(slowest))
+        once = tail.gradients_s + tail.parameters_s + tail.norm_s + tail.update_s + self._fit.step_overhead_s
+        slow = self._fit.overlap_slowdown * (tail.gradients_hidden_s + tail.parameters_hidden_s)
+        return _Run(
+            stages=stages,
+            times=times,
+            span_s=span,
+            work_s=work,
+            slowest=slowest,
+            tail=tail,
+            step_s=(span + (once + slow)) + tail.swap_s,
+        )
+
+    def _tail(self, stages: tuple[Stage, ...], times: tuple[StageTime, ...], pick: _Picker) -> Tail:
+        gradients, gradients_hidden = self._gradient_reduction(stages, times, pick)
+        parameters, parameters_hidden = self._parameter_gather(stages, times, pick)
+        update, swap = self._update(stages, pick)
+        return Tail(
+            gradients_s=gradients,
+            gradients_hidden_s=gradients_hidden,
+            parameters_s=parameters,
+            parameters_hidden_s=parameters_hidden,
+            norm_s=self._clock.seconds("all_reduce", self._groups.world, np.asarray(4.0)),
+            update_s=update,
+            swap_s=swap,
         )
 
     def _part(self, operators: tuple[Operator, ...]) -> PartCost:
@@ -187,7 +258,7 @@ class StepTimeModel:
         parts += [(stage.has_head, self._head, False)]
         redo_share = self._redo_share()
         forward = input_grad = weight_grad = computing = redone = hidden = free = np.asarray(0.0)
-        comm: dict[str, Column] = dict.fromkeys((*DIMENSIONS, "dp", "pp"), np.asarray(0.0))
+        comm: dict[str, Column] = dict.fromkeys(DIMENSIONS, np.asarray(0.0))
         for count, part, is_layer in parts:
             c = part.compute
             redo = self._redo(part, redo_share) if is_layer else _NO_REDO
@@ -209,17 +280,18 @@ class StepTimeModel:
                 comm[name] = comm[name] + count * each
         gather = self._zero3(stage, forward, input_grad + weight_grad)
         wait = self._offload_wait(stage, forward + input_grad + weight_grad)
-        comm["dp"] = gather.forward_s + gather.backward_s
         slow = self._fit.overlap_slowdown * gather.hidden_s
         return StageTime(
             forward_s=forward + gather.forward_s + wait / 2,
-            input_grad_s=input_grad + gather.backward_s + wait / 2 + slow,
+            input_grad_s=(input_grad + wait / 2) + (gather.backward_s + slow),
             weight_grad_s=weight_grad,
-            computing_s=computing + slow,
+            compute_s=computing,
             recompute_s=redone,
             comm_s=comm,
-            hidden_comm_s=hidden + gather.hidden_s,
-            free_s=free + wait,
+            hidden_s=hidden,
+            dispatch_s=free,
+            gather=gather,
+            offload_s=wait,
         )
 
     def _redo_share(self) -> Column:
@@ -238,15 +310,15 @@ class StepTimeModel:
             comm_s={name: share * seconds for name, seconds in part.redo_comm_s.items()},
         )
 
-    def _zero3(self, stage: Stage, forward_s: Column, backward_s: Column) -> _Gather:
+    def _zero3(self, stage: Stage, forward_s: Column, backward_s: Column) -> Gather:
         """ZeRO-3 gathers each layer's weights before its forward and again before its backward, every micro batch.
 
         Reducing gradients after every micro batch adds its scatter, and for ZeRO-2 as well.
         """
         x, width = self._x, self._s.workload.numbers.weight_bytes
         layers = np.maximum(stage.layers, 1.0)
-        dense = self._memory.dense_parameters(stage) / layers
-        experts = self._memory.expert_parameters(stage) / layers
+        dense = self._held[id(stage)].dense_parameters / layers
+        experts = self._held[id(stage)].expert_parameters / layers
         gather = np.where(x.zero == 3, self._over_shards("all_gather", dense * width, experts * width), 0.0)
         many = (x.reduce_gradients == EVERY) & (x.accumulation > 1)
         scatter = np.where(many & (x.zero >= 2), self._reduction(dense, experts), 0.0)
@@ -254,7 +326,7 @@ class StepTimeModel:
         backward_wait, backward_hidden = self._behind(
             gather + scatter, backward_s / layers, self._s.stack.prefetches_weights
         )
-        return _Gather(
+        return Gather(
             forward_s=layers * forward_wait,
             backward_s=layers * backward_wait,
             hidden_s=layers * (forward_hidden + backward_hidden),
@@ -286,14 +358,14 @@ class StepTimeModel:
         return total + self._clock.seconds("all_reduce", g.expert_replica, experts * size / spread)
 
     def _gradient_reduction(
-        self, stages: tuple[Stage, ...], times: list[StageTime], pick: _Picker
+        self, stages: tuple[Stage, ...], times: tuple[StageTime, ...], pick: _Picker
     ) -> tuple[Column, Column]:
         """Once a step, under the backward of the last micro batch; the last layer's bucket cannot hide."""
         x = self._x
         many = (x.reduce_gradients == EVERY) & (x.accumulation > 1) & (x.zero >= 2)
         exposed, hidden = [], []
         for stage, time in zip(stages, times, strict=True):
-            seconds = self._reduction(self._memory.dense_parameters(stage), self._memory.expert_parameters(stage))
+            seconds = self._reduction(self._held[id(stage)].dense_parameters, self._held[id(stage)].expert_parameters)
             seconds = np.where(many, 0.0, seconds)
             layers = np.maximum(stage.layers, 1.0)
             room = (time.input_grad_s + time.weight_grad_s) * (1 - 1 / layers)
@@ -304,14 +376,14 @@ class StepTimeModel:
         return pick(exposed), pick(hidden)
 
     def _parameter_gather(
-        self, stages: tuple[Stage, ...], times: list[StageTime], pick: _Picker
+        self, stages: tuple[Stage, ...], times: tuple[StageTime, ...], pick: _Picker
     ) -> tuple[Column, Column]:
         """ZeRO-1 and 2 gather the updated weights once a step, layer by layer before the first forward."""
         width = self._s.workload.numbers.weight_bytes
         once = (self._x.zero == 1) | (self._x.zero == 2)
         exposed, hidden = [], []
         for stage, time in zip(stages, times, strict=True):
-            dense, experts = self._memory.dense_parameters(stage), self._memory.expert_parameters(stage)
+            dense, experts = self._held[id(stage)].dense_parameters, self._held[id(stage)].expert_parameters
             seconds = np.where(once, self._over_shards("all_gather", dense * width, experts * width), 0.0)
             layers = np.maximum(stage.layers, 1.0)
             waits, hides = self._behind(seconds, time.forward_s * (1 - 1 / layers), self._s.stack.overlaps_parameters)
@@ -323,7 +395,7 @@ class StepTimeModel:
     def _update(self, stages: tuple[Stage, ...], pick: _Picker) -> tuple[Column, Column]:
         """The optimizer's update on the shard, and what swapping its state in and out takes beyond that."""
         numbers = self._s.workload.numbers
-        elements = pick([self._memory.sharded_parameters(stage) for stage in stages])
+        elements = pick([self._held[id(stage)].sharded_parameters for stage in stages])
         update = self._compute.optimizer_s(elements)
         each = self._s.workload.optimizer_state_bytes + numbers.main_weight_bytes
         host = self._s.cluster.device.host_bandwidth_bytes_per_s
@@ -334,16 +406,16 @@ class StepTimeModel:
     def _offload_wait(self, stage: Stage, work_s: Column) -> Column:
         """Activations go out under forward and come back under backward; what exceeds the work is waited for."""
         host = self._s.cluster.device.host_bandwidth_bytes_per_s
-        moved = stage.layers * self._memory.kept_per_layer(stage) * 2
+        moved = stage.layers * self._held[id(stage)].kept_per_layer * 2
         wait = np.maximum(moved / host - work_s, 0.0) if host else np.full_like(moved, np.inf)
         return np.where(self._x.activation_offload == 1, wait, 0.0)
 
-    def _span(self, stages: tuple[Stage, ...], times: list[StageTime]) -> tuple[Column, Column, Column]:
+    def _span(self, stages: tuple[Stage, ...], times: tuple[StageTime, ...]) -> tuple[Column, Column, Column]:
         """Seconds of all micro batches through the pipeline, the slowest rank's own work, and which rank that is."""
         x = self._x
         totals = [np.where(s.exists, t.total_s, 0.0) for s, t in zip(stages, times, strict=True)]
         slowest_s = reduce(np.maximum, totals)
-        slowest = np.where(totals[0] == slowest_s, 0, np.where(totals[1] == slowest_s, 1, 2))
+        slowest = first_with(slowest_s, totals)
         pick = _Picker(slowest)
         p2p = self._clock.seconds("send_recv", self._groups.pp, boundary_bytes(self._s, x))
         equal = step_span_s(
@@ -358,20 +430,20 @@ class StepTimeModel:
         )
         work = x.accumulation * slowest_s
         # A micro batch that fills or drains the pipeline passes every rank once, not the slowest pp times.
-        mean = (totals[0] + totals[2] + np.maximum(x.pp - 2, 0) * totals[1]) / x.pp
+        mean = reduce(np.add, (s.count * total for s, total in zip(stages, totals, strict=True))) / x.pp
         fill = (equal - work) * mean / np.maximum(slowest_s, 1e-30)
         return work + fill, work, slowest
 
-    def _flops(self, stage: Stage) -> Column:
-        """FLOPs of one micro batch, recomputation included."""
-        share = self._redo_share()
-        d = self._dense.compute
-        total = stage.dense_layers * (d.forward_flops + d.backward_flops + share * d.full_flops)
-        if self._moe:
-            c = self._moe.compute
-            total = total + stage.moe_layers * (c.forward_flops + c.backward_flops + share * c.full_flops)
-        h = self._head.compute
-        return total + stage.has_head * (h.forward_flops + h.backward_flops)
+    def _flops(self) -> Column:
+        """FLOPs of one micro batch over all pipeline ranks, recomputation included."""
+        model, head = self._s.model, self._head.compute
+        total = model.dense_layers * self._layer_flops(self._dense) + (head.forward_flops + head.backward_flops)
+        return total + model.moe_layers * self._layer_flops(self._moe) if self._moe else total
+
+    def _layer_flops(self, part: PartCost) -> Column:
+        c, selective = part.compute, self._x.recompute == SELECTIVE
+        redone = self._redo_share() * c.full_flops + np.where(selective, c.selective_flops, 0.0)
+        return c.forward_flops + c.backward_flops + redone
 
 
 @dataclass(frozen=True, slots=True)
@@ -385,20 +457,27 @@ _NO_REDO = _Redo(np.asarray(0.0), 0.0, {})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Gather:
-    forward_s: Column
-    backward_s: Column
-    hidden_s: Column
+class _Run:
+    stages: tuple[Stage, ...]
+    times: tuple[StageTime, ...]
+    span_s: Column
+    work_s: Column
+    slowest: Column
+    tail: Tail
+    step_s: Column
 
 
 @dataclass(frozen=True, slots=True)
 class _Picker:
-    """Takes from first, middle and last the value of the rank that `index` names."""
+    """Takes from the telling stages the value of the one that `index` names."""
 
     index: Column
 
     def __call__(self, options: list[Column]) -> Column:
-        return np.where(self.index == 0, options[0], np.where(self.index == 1, options[1], options[2]))
+        taken = options[-1]
+        for i in reversed(range(len(options) - 1)):
+            taken = np.where(self.index == i, options[i], taken)
+        return taken
 
 
 def _sum(by_dimension: dict[str, Column]) -> Column:

@@ -43,7 +43,7 @@ class GroupSpan:
         chain = (1, *self.members_per_unit)
         nested = all(outer % inner == 0 for inner, outer in itertools.pairwise(chain))
         if self.size < 1 or chain[-1] != self.size or not nested:
-            raise TitanPlanError("T310", f"a group of {self.size} cannot have {self.members_per_unit} members per unit")
+            raise TitanPlanError("T308", f"a group of {self.size} cannot have {self.members_per_unit} members per unit")
 
     @property
     def blocks(self) -> tuple[int, ...]:
@@ -85,7 +85,7 @@ def _digits(axes: Axes) -> tuple[tuple[int, bool], ...]:
     extent = 1
     for stride, size in axes:
         if size < 1 or stride < extent or stride % extent:
-            raise TitanPlanError("T310", f"(stride, size) pairs {axes} do not nest: {stride} after {extent} ranks")
+            raise TitanPlanError("T308", f"(stride, size) pairs {axes} do not nest: {stride} after {extent} ranks")
         digits += [(stride // extent, False), (size, True)]
         extent = stride * size
     return tuple(digits)

@@ -62,7 +62,7 @@ class Workload:
         for name in ("seq_len", "global_batch"):
             if getattr(self, name) < 1:
                 raise TitanPlanError(
-                    "B501", f"{name} is {getattr(self, name)}", "a whole number of at least 1 is needed"
+                    "C610", f"{name} is {getattr(self, name)}", "a whole number of at least 1 is needed"
                 )
         _require_known("precision", self.precision, PRECISIONS)
         _require_known("optimizer", self.optimizer, OPTIMIZER_STATE_BYTES)
@@ -86,4 +86,4 @@ class Workload:
 def _require_known(key: str, value: str, known: dict[str, object] | dict[str, int] | dict[str, Precision]) -> None:
     """Reject a name that is not in the table."""
     if value not in known:
-        raise TitanPlanError("C603", f"{key} is {value!r}", f"one of: {', '.join(known)}")
+        raise TitanPlanError("C611", f"{key} is {value!r}", f"one of: {', '.join(known)}")

@@ -6,6 +6,7 @@ A number is plain, or `{value: 28, source: "..."}`. Its unit stands in its key: 
 from __future__ import annotations
 
 import difflib
+import math
 from collections.abc import Iterable, Mapping
 from typing import Any, Final, NamedTuple
 
@@ -45,14 +46,16 @@ def _in_base_unit(raw: Any, number: Number, what: str) -> float:  # noqa: ANN401
     try:
         # YAML 1.1 reads 1e-4 as text; booleans are integers in Python and never a size.
         value = float("nan") if isinstance(raw, bool) else float(raw)
-    except (TypeError, ValueError):
+    except (TypeError, ValueError, OverflowError):
         value = float("nan")
+    if math.isnan(value):
+        raise TitanPlanError("C606", f"{what} is {raw!r}", "a number, zero or more")
     if not 0 <= value < float("inf"):
-        raise TitanPlanError("C613", f"{what} is {raw!r}", "a number, zero or more")
+        raise TitanPlanError("C610", f"{what} is {raw!r}", "a number, zero or more")
     if not number.whole:
         return value * number.unit
     if number.unit == 1 and value != int(value):
-        raise TitanPlanError("C613", f"{what} is {raw!r}", "a whole number")
+        raise TitanPlanError("C606", f"{what} is {raw!r}", "a whole number")
     return round(value * number.unit)
 
 
@@ -64,9 +67,9 @@ def check_keys(mapping: Mapping[str, Any], known: tuple[str, ...], origin: str) 
         same_thing = _other_unit(str(key), known)
         if same_thing:
             raise TitanPlanError(
-                "C611", f"{origin}: {key} has the wrong unit", _unit_hint(str(key), same_thing, mapping)
+                "C609", f"{origin}: {key} has the wrong unit", _unit_hint(str(key), same_thing, mapping)
             )
-        raise TitanPlanError("C610", f"{origin}: unknown key {key!r}", nearest_hint(str(key), known))
+        raise TitanPlanError("C605", f"{origin}: unknown key {key!r}", nearest_hint(str(key), known))
 
 
 def _other_unit(key: str, known: tuple[str, ...]) -> str:
@@ -106,7 +109,7 @@ def nearest_hint(got: str, known: Iterable[str]) -> str:
 def required(mapping: Mapping[str, Any], key: str, origin: str) -> Any:  # noqa: ANN401 - whatever the YAML holds
     """Return the value of a key that must be there."""
     if mapping.get(key) is None:
-        raise TitanPlanError("C612", f"{origin}: {key} is missing")
+        raise TitanPlanError("C608", f"{origin}: {key} is missing")
     return mapping[key]
 
 
@@ -119,5 +122,5 @@ def list_of(mapping: Mapping[str, Any], key: str, origin: str) -> list[Any]:
     """Return a required list with at least one entry."""
     raw = required(mapping, key, origin)
     if not isinstance(raw, list) or not raw:
-        raise TitanPlanError("C613", f"{origin}: {key} is {raw!r}", "a list with at least one entry")
+        raise TitanPlanError("C606", f"{origin}: {key} is {raw!r}", "a list with at least one entry")
     return raw

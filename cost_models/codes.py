@@ -1,0 +1,299 @@
+"""Every stable code of the program in one table: what it means, an example, and where it comes from.
+
+`titan-plan explain CODE` reads it. The codes of rules are taken from `RULES`, so that a rule is told in one place.
+"""
+
+from __future__ import annotations
+
+import difflib
+from dataclasses import dataclass
+from typing import Final
+
+from cost_models.errors import TitanPlanError
+from cost_models.rules import RULES
+
+KINDS: Final = {
+    "M1": "memory",
+    "D2": "divisibility",
+    "T3": "topology",
+    "S4": "schedule",
+    "B5": "batch",
+    "C6": "config",
+    "R7": "runtime",
+}
+"""First two characters of a code and what it is about."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Code:
+    """One code and its meaning.
+
+    Attributes:
+        code: a letter and three digits.
+        title: the meaning in a few words.
+        explanation: why it is refused, in general.
+        example: an input that is refused with it.
+        source: document or file that the refusal comes from.
+    """
+
+    code: str
+    title: str
+    explanation: str
+    example: str
+    source: str
+
+    def __post_init__(self) -> None:
+        if self.code[:2] not in KINDS:
+            raise ValueError(f"{self.code} starts with none of {', '.join(KINDS)}")
+
+    @property
+    def kind(self) -> str:
+        """What the code is about, such as `memory`."""
+        return KINDS[self.code[:2]]
+
+
+def find_code(code: str) -> Code:
+    """A code in any case of letters."""
+    found = CODES.get(code.strip().upper())
+    if found is None:
+        near = difflib.get_close_matches(code.strip().upper(), CODES, 3, 0.6)
+        raise TitanPlanError("C611", f"unknown code {code[:20]!r}", f"nearest: {', '.join(near or list(CODES)[:3])}")
+    return found
+
+
+_CLUSTER: Final = "cost_models/cluster.py: what nodes and tiers hold"
+_FILES: Final = "cost_models/yaml_files.py: how every file is read"
+_VALUES: Final = "cost_models/model_files.py, cost_models/yaml_numbers.py: how every value is read"
+_SIMULATOR: Final = "cost_models/pipeline_simulator.py"
+
+_OTHER_CODES: Final = (
+    Code(
+        code="M101",
+        title="does not fit the device",
+        explanation="The peak of the worst rank, with buffers and fragmentation, is above what the device has.",
+        example="a 70B model with ZeRO-0 on one device of 64 GiB",
+        source="cost_models/memory.py",
+    ),
+    Code(
+        code="M102",
+        title="does not fit the host",
+        explanation="Optimizer states and activations swapped out of all devices of a node need its host memory.",
+        example="swap_optimizer for 100B parameters on one node of 1 TiB",
+        source="cost_models/memory.py, cost_models/prediction.py",
+    ),
+    Code(
+        code="T301",
+        title="not a number of devices",
+        explanation="A job and a node have at least one device.",
+        example="--npus 0",
+        source=_CLUSTER,
+    ),
+    Code(
+        code="T302",
+        title="more devices than the cluster has",
+        explanation="Some machines end: a super-node of 384 devices without a network behind it has no 385th.",
+        example="512 devices of cloudmatrix384",
+        source=_CLUSTER,
+    ),
+    Code(
+        code="T303",
+        title="devices are not whole nodes",
+        explanation="Schedulers hand out whole nodes, and a group's bandwidth depends on its place in the node.",
+        example="63 devices in nodes of 8",
+        source=_CLUSTER,
+    ),
+    Code(
+        code="T304",
+        title="devices do not divide a node",
+        explanation="Below one node the devices must divide it, so that jobs beside each other see equal links.",
+        example="3 devices of a node of 8",
+        source=_CLUSTER,
+    ),
+    Code(
+        code="T305",
+        title="the device does not compute in this precision",
+        explanation="Ascend 910A and V100 have no bf16 matrix unit; a silent fp16 would train something else.",
+        example="precision bf16 on the 910A",
+        source="cost_models/cluster.py: peaks of the device table",
+    ),
+    Code(
+        code="T306",
+        title="no network between nodes",
+        explanation="The bandwidth between nodes can be set only where a tier of unbounded size exists.",
+        example="an inter-node bandwidth for a single super-node",
+        source=_CLUSTER,
+    ),
+    Code(
+        code="T307",
+        title="direct links do not grow",
+        explanation="A full mesh of 8 devices has 7 links each; a node of 16 would need links that nobody built.",
+        example="16 devices per node of atlas-800t-a2",
+        source=_CLUSTER,
+    ),
+    Code(
+        code="T308",
+        title="members of a group do not nest",
+        explanation="Ranks of a group are given near to far, each axis a multiple of the one inside it.",
+        example="axes of stride 3 after 2 ranks",
+        source="cost_models/topology.py",
+    ),
+    Code(
+        code="T309",
+        title="the library has no such algorithm",
+        explanation="HCCL_ALGO and NCCL_ALGO name an algorithm of the library that serves the outermost links.",
+        example="comm_algorithm mesh over RoCE",
+        source="HCCL and NCCL environment variables; configs/clusters/",
+    ),
+    Code(
+        code="S404",
+        title="stage_layers has an unsupported shape",
+        explanation="All virtual stages hold the same number of layers; only the first and the last may hold fewer.",
+        example="stage_layers [10, 8, 12, 10]",
+        source="cost_models/layout.py: short_first and short_last",
+    ),
+    Code(
+        code="S405",
+        title="stage times do not match the stages",
+        explanation="The pipeline simulator needs one time of each kind for each virtual stage.",
+        example="3 forward times for 4 stages",
+        source=_SIMULATOR,
+    ),
+    Code(
+        code="S406",
+        title="the schedule waits for itself",
+        explanation="Each rank waits for work that no rank can start: the action lists contradict each other.",
+        example="rank 0 at a backward whose forward comes later",
+        source=_SIMULATOR,
+    ),
+    Code(
+        code="C601",
+        title="unknown model",
+        explanation="The name, or family and size, is not in the catalogue and is not a path.",
+        example="--model llama2-71b",
+        source="configs/models/; `titan-plan models` lists all",
+    ),
+    Code(
+        code="C602",
+        title="unknown cluster",
+        explanation="The name is not in the catalogue and is not a path.",
+        example="--cluster atlas-9000",
+        source="configs/clusters/; `titan-plan clusters` lists all",
+    ),
+    Code(
+        code="C603",
+        title="file cannot be read",
+        explanation="It is missing, a folder, empty, not UTF-8 text, or not ours to read.",
+        example="--config missing.yaml",
+        source=_FILES,
+    ),
+    Code(
+        code="C604",
+        title="text is broken",
+        explanation="YAML or JSON that does not parse, or a key given twice, of which YAML would keep the last silently.",
+        example="`lr: [1e-4` without its bracket",
+        source=_FILES,
+    ),
+    Code(
+        code="C605",
+        title="unknown key",
+        explanation="A key that nothing reads would be a setting that silently does nothing.",
+        example="tensor_size instead of tp_size",
+        source=_VALUES,
+    ),
+    Code(
+        code="C606",
+        title="value of the wrong kind",
+        explanation="A number, text, flag, list or section is needed, and something else was given.",
+        example="n_layers: many",
+        source=_VALUES,
+    ),
+    Code(
+        code="C607",
+        title="architecture not supported",
+        explanation="Only architectures whose parameter counts were checked are read from a config.json.",
+        example="model_type mamba",
+        source="cost_models/hf_config.py",
+    ),
+    Code(
+        code="C608",
+        title="required key missing",
+        explanation="The value has no default and cannot be derived from the others.",
+        example="a model file without hidden_dim",
+        source=_VALUES,
+    ),
+    Code(
+        code="C609",
+        title="key in another unit",
+        explanation="Units stand in keys and are not guessed: GiB is 2^30 bytes, GB is 10^9.",
+        example="memory_gb instead of memory_gib",
+        source="cost_models/yaml_numbers.py",
+    ),
+    Code(
+        code="C610",
+        title="impossible value",
+        explanation="The kind is right, but no model, device, cluster or run has such a value.",
+        example="tp_size: 0",
+        source="the checks of each frozen value",
+    ),
+    Code(
+        code="C611",
+        title="name is not one of the choices",
+        explanation="The value is a name out of a fixed list, which the hint shows.",
+        example="precision: bf61",
+        source="the lists beside each type, such as PRECISIONS in cost_models/workload.py",
+    ),
+    Code(
+        code="C612",
+        title="unknown device",
+        explanation="The device of a cluster file is neither in the device table nor described in place.",
+        example="device: 910b33",
+        source="configs/clusters/devices.yaml",
+    ),
+    Code(
+        code="C613",
+        title="no calibration for this device",
+        explanation="Times need fitted constants of the device, and none are shipped for it.",
+        example="a cluster of a device that the user described",
+        source="configs/calibrations/; `titan-plan calibrate` measures them",
+    ),
+    Code(
+        code="C614",
+        title="shipped configs are damaged",
+        explanation="They are not installed, or two files of the catalogue claim one name.",
+        example="a wheel built without configs/",
+        source="cost_models/resources.py",
+    ),
+    Code(
+        code="C615",
+        title="keys exclude each other",
+        explanation="Two keys say the same thing in two ways, and neither would clearly win.",
+        example="model: name beside hf_config",
+        source="runtime/config.py",
+    ),
+    Code(
+        code="C616",
+        title="override is not KEY=VALUE",
+        explanation="--set takes a dotted key and a value: --set training.lr=1e-4.",
+        example="--set training.lr",
+        source="runtime/config_overrides.py",
+    ),
+    Code(
+        code="C650",
+        title="bound of the search is malformed",
+        explanation="--fix and --max take names of degrees with values that can be met at once.",
+        example="--fix tp=4 --max tp=2",
+        source="planner/bounds.py",
+    ),
+)
+
+
+def _of_rules() -> tuple[Code, ...]:
+    return tuple(
+        Code(code=r.code, title=r.title, explanation=r.explanation, example=r.example, source=r.source) for r in RULES
+    )
+
+
+ALL_CODES: Final[tuple[Code, ...]] = tuple(sorted((*_of_rules(), *_OTHER_CODES), key=lambda code: code.code[1:]))
+"""Sorted by number; a test holds that no code stands here twice and that each is raised somewhere."""
+
+CODES: Final[dict[str, Code]] = {code.code: code for code in ALL_CODES}

@@ -1,0 +1,262 @@
+"""Predicts given layouts: a run table in, the same table with predictions behind it out (`titan-plan evaluate`).
+
+The rules are the general ones: published runs used other programs than our trainer. Rows that share model, workload,
+cluster and stack are predicted in one call over columns.
+"""
+
+from __future__ import annotations
+
+import csv
+import io
+import math
+import os
+import tempfile
+from collections import Counter, defaultdict
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from cost_models.calibration import calibration_of
+from cost_models.errors import TitanPlanError
+from cost_models.layout import Layouts
+from cost_models.prediction import model_flops, peak_flops_per_device, predict, usable_bytes
+from cost_models.rules import GENERAL_RULES, first_violations
+from cost_models.setting import Setting
+
+from .run_table import Refusal, Run, RunTable, read_run_table
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from cost_models.calibration import Calibration
+
+OUTPUT_COLUMNS = (
+    "predicted_step_time_s",
+    "predicted_step_time_low_s",
+    "predicted_step_time_high_s",
+    "predicted_tokens_per_s_per_device",
+    "predicted_mfu",
+    "predicted_peak_gib",
+    "fits",
+    "predicted_status",
+    "reason",
+)
+STATUSES = ("ok", "oom", "invalid", "incomplete")
+_GIB = 2**30
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Evaluation:
+    """What is predicted of one run; the numbers are None where it is invalid or incomplete.
+
+    Attributes:
+        peak_gib: of torch's allocator (its max allocated) or of the whole device, as the row's memory_quantity asks.
+        fits: the whole device's peak is within its memory.
+        status: `ok`, `oom` (predicted, but it does not fit), `invalid` (breaks a rule), `incomplete`.
+        cause: why not, in few words, the same for all rows with the same fault.
+        reason: why not, with the row's values; for `ok` what is only approximated.
+    """
+
+    step_time_s: float | None = None
+    step_time_low_s: float | None = None
+    step_time_high_s: float | None = None
+    tokens_per_s_per_device: float | None = None
+    mfu: float | None = None
+    peak_gib: float | None = None
+    fits: bool | None = None
+    status: str
+    cause: str = ""
+    reason: str = ""
+
+    def cells(self) -> tuple[str, ...]:
+        """The output columns as text, numbers with six digits."""
+        numbers = (
+            self.step_time_s,
+            self.step_time_low_s,
+            self.step_time_high_s,
+            self.tokens_per_s_per_device,
+            self.mfu,
+            self.peak_gib,
+        )
+        fits = "" if self.fits is None else str(self.fits).lower()
+        return (*("" if x is None else f"{x:.6g}" for x in numbers), fits, self.status, self.reason)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EvaluatedTable:
+    """A run table and, row by row, its predictions."""
+
+    table: RunTable
+    evaluations: tuple[Evaluation, ...]
+
+    def counts(self) -> dict[str, int]:
+        """Rows by status, all statuses named."""
+        found = Counter(evaluation.status for evaluation in self.evaluations)
+        return {status: found[status] for status in STATUSES}
+
+    def to_csv(self) -> str:
+        """The input's columns and texts as they stood, then the predictions."""
+        text = io.StringIO(newline="")
+        writer = csv.writer(text, lineterminator="\n")
+        writer.writerow((*self.table.header, *OUTPUT_COLUMNS))
+        for row, evaluation in zip(self.table.rows, self.evaluations, strict=True):
+            writer.writerow((*row, *evaluation.cells()))
+        return text.getvalue()
+
+
+def evaluate_runs(source: Path | str, *, calibration: Calibration | None = None) -> EvaluatedTable:
+    """Predict the runs of a file (Path) or of its text (str).
+
+    Args:
+        calibration: constants for every row; without it, those shipped for each row's device.
+    """
+    table = read_run_table(source)
+    _refuse_own_columns(table.header)
+    found: list[Evaluation] = [Evaluation(status="incomplete")] * len(table.runs)
+    groups: dict[Setting, list[int]] = defaultdict(list)
+    for index, run in enumerate(table.runs):
+        try:
+            if isinstance(run, Refusal):
+                found[index] = _refused(run)
+            else:
+                groups[_setting(run, calibration)].append(index)
+        except TitanPlanError as error:
+            found[index] = _failed(error)
+    shared: dict[Setting, list[int]] = defaultdict(list)
+    for setting, indices in groups.items():
+        for index, broken in zip(indices, _violations(setting, _runs(table, indices)), strict=True):
+            if broken:
+                found[index] = broken
+            else:
+                shared[_without_counts(setting)].append(index)
+    for setting, indices in shared.items():
+        for index, evaluation in zip(indices, _predicted(setting, _runs(table, indices)), strict=True):
+            found[index] = evaluation
+    return EvaluatedTable(table=table, evaluations=tuple(found))
+
+
+def write_evaluation(evaluated: EvaluatedTable, out: Path, source: Path) -> None:
+    """Write the evaluated table, whole or not at all; the input itself is never overwritten."""
+    if out.exists() and source.exists() and out.samefile(source):
+        raise TitanPlanError("C603", f"{out} is the input itself", "write to another file")
+    if out.is_dir():
+        raise TitanPlanError("C603", f"{out} is a folder", "name the file to write")
+    try:
+        _replace_file(out, evaluated.to_csv())
+    except (OSError, ValueError) as error:
+        what = getattr(error, "strerror", None) or str(error)
+        raise TitanPlanError("C603", f"cannot write {out}: {what}", "name a file in a folder that exists") from error
+
+
+def _replace_file(out: Path, text: str) -> None:
+    handle, name = tempfile.mkstemp(dir=out.parent, prefix=f".{out.name[:64]}.", suffix=".tmp")
+    try:
+        with os.fdopen(handle, "w", encoding="utf-8", newline="") as file:
+            file.write(text)
+        Path(name).chmod(0o666 & ~_umask())
+        Path(name).replace(out)
+    except BaseException:
+        Path(name).unlink(missing_ok=True)
+        raise
+
+
+def _umask() -> int:
+    """The process's umask, which mkstemp does not follow; it can only be read by setting it."""
+    mask = os.umask(0)
+    os.umask(mask)
+    return mask
+
+
+def _refuse_own_columns(header: tuple[str, ...]) -> None:
+    own = [name for name in header if name.strip().lower() in OUTPUT_COLUMNS]
+    if own:
+        raise TitanPlanError(
+            "C606", f"the run table has a column {own[0]!r}, which evaluate writes", "rename or remove it"
+        )
+
+
+def _runs(table: RunTable, indices: Iterable[int]) -> list[Run]:
+    """The rows at these indices, all of which were read to a Run."""
+    return [run for run in (table.runs[index] for index in indices) if isinstance(run, Run)]
+
+
+def _setting(run: Run, calibration: Calibration | None) -> Setting:
+    setting = Setting(
+        model=run.model,
+        workload=run.workload,
+        cluster=run.cluster,
+        stack=run.stack,
+        calibration=calibration or calibration_of(run.cluster.device.name),
+        n_devices=run.n_devices,
+    )
+    peak_flops_per_device(setting)  # refuses a precision that the device does not have
+    return setting
+
+
+def _without_counts(setting: Setting) -> Setting:
+    """The setting for memory and step time alone: neither reads the global batch or the number of devices."""
+    return replace(setting, workload=replace(setting.workload, global_batch=1), n_devices=1)
+
+
+def _refused(refusal: Refusal) -> Evaluation:
+    return Evaluation(status=refusal.status, cause=refusal.cause, reason=refusal.reason)
+
+
+def _failed(error: TitanPlanError) -> Evaluation:
+    reason = f"{error.code}: {error.message}" + (f"; {error.hint}" if error.hint else "")
+    return Evaluation(status="invalid" if error.code[0] in "TDSB" else "incomplete", cause=error.code, reason=reason)
+
+
+def _violations(setting: Setting, runs: list[Run]) -> list[Evaluation | None]:
+    """For each run the first rule that it breaks, None where it keeps all."""
+    broken = first_violations(setting, Layouts.of([run.layout for run in runs]), GENERAL_RULES)
+    found: list[Evaluation | None] = []
+    for run, index in zip(runs, broken.tolist(), strict=True):
+        rule = GENERAL_RULES[index]
+        reason = f"{rule.code}: {rule.reason(setting, run.layout)}" if index >= 0 else ""
+        cause = f"{rule.code} {rule.title}"
+        found.append(Evaluation(status="invalid", cause=cause, reason=reason) if index >= 0 else None)
+    return found
+
+
+def _predicted(setting: Setting, runs: list[Run]) -> list[Evaluation]:
+    """Predictions of valid runs that differ in layout, global batch and number of devices only."""
+    with np.errstate(all="ignore"):
+        prediction = predict(setting, Layouts.of([run.layout for run in runs]))
+    peaks = {"device": prediction.memory.peak_bytes, "allocated": prediction.memory.allocated_bytes}
+    return [
+        _evaluation(
+            replace(setting, workload=run.workload, n_devices=run.n_devices),
+            run,
+            step_s=float(prediction.step_time_s[index]),
+            spread=float(prediction.step_time_high_s[index] / prediction.step_time_s[index]),
+            peak_bytes=float(peaks[run.memory_quantity][index]),
+            device_bytes=float(prediction.memory.peak_bytes[index]),
+        )
+        for index, run in enumerate(runs)
+    ]
+
+
+def _evaluation(
+    setting: Setting, run: Run, *, step_s: float, spread: float, peak_bytes: float, device_bytes: float
+) -> Evaluation:
+    if not all(map(math.isfinite, (step_s, spread, peak_bytes, device_bytes))) or step_s <= 0:
+        reason = "the prediction is not a finite number; check the sizes and degrees of the row"
+        return Evaluation(status="incomplete", cause="prediction is not finite", reason=reason)
+    seconds = step_s * run.n_devices
+    fits = device_bytes <= usable_bytes(setting)
+    needs = f"M101: {device_bytes / _GIB:.1f} GiB on the worst device, {usable_bytes(setting) / _GIB:.1f} GiB are there"
+    return Evaluation(
+        step_time_s=step_s,
+        step_time_low_s=step_s / spread,
+        step_time_high_s=step_s * spread,
+        tokens_per_s_per_device=run.workload.tokens / seconds,
+        mfu=model_flops(setting) / (seconds * peak_flops_per_device(setting)),
+        peak_gib=peak_bytes / _GIB,
+        fits=fits,
+        status="ok" if fits else "oom",
+        cause="" if fits else "M101 fits the device",
+        reason="; ".join(((needs,) if not fits else ()) + run.notes),
+    )

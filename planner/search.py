@@ -1,0 +1,210 @@
+"""Exhaustive search in columns: rules, then memory, then time; the best, the front, and why the rest lost.
+
+Every layout is decided. Rows (all that shapes a micro batch) that break a rule are dropped with all their layouts.
+Memory is decided for each layout that is left. Time is evaluated from the row with the lowest bound upward, until the
+bounds prove that no later row can enter the best or the front.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from cost_models.layout import RECOMPUTES, Layout, Layouts
+from cost_models.memory import MemoryModel
+from cost_models.prediction import host_budget_bytes, usable_bytes
+from cost_models.rules import CHOICE_RULES, RULES, first_violations
+from cost_models.step_time import StepTimeModel
+from planner.candidates import Best, Candidates, Front, FrontPoint
+from planner.space import Rows, Space
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from cost_models.setting import Setting
+    from planner.bounds import Bounds
+
+M_DEVICE, M_HOST = "M101", "M102"
+# Best layouts kept for the tables.
+KEPT = 200
+_FULL = RECOMPUTES.index("full")
+_NEAREST = 3
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Nearest:
+    """A layout that breaks no rule but does not fit, and the bytes that it lacks."""
+
+    layout: Layout
+    lacking_bytes: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SearchResult:
+    """What a search found.
+
+    Attributes:
+        best: fitting layouts in rank order, at most `KEPT`.
+        front: the fastest layouts at each level of headroom, fastest first.
+        nearest: where nothing fits, the layouts that lack the least.
+        layouts: layouts of the space, each decided.
+        timed: layouts whose step time was evaluated; the other fitting ones were proved slower by a bound.
+        feasible: layouts that keep every rule and fit.
+        rejected: layouts by the code of the first rule that they break.
+        evaluate_s: seconds of rules, memory and time.
+    """
+
+    best: Candidates | None
+    front: tuple[FrontPoint, ...]
+    nearest: tuple[Nearest, ...]
+    layouts: int
+    timed: int
+    feasible: int
+    rejected: dict[str, int]
+    evaluate_s: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Fitting:
+    """Rows with at least one fitting layout, of one dp and schedule, with bounds on their layouts."""
+
+    rows: Rows
+    least_step_s: np.ndarray
+    least_peak_bytes: np.ndarray
+
+
+@dataclass(slots=True)
+class _Search:
+    """One run; the fields gather what blocks find."""
+
+    space: Space
+    margin_bytes: float
+    best: Best
+    front: Front
+    progress: Callable[[int, int], None]
+    layouts: int = 0
+    timed: int = 0
+    feasible: int = 0
+    rejected: Counter[str] = field(default_factory=Counter)
+    fitting: list[_Fitting] = field(default_factory=list)
+
+    @property
+    def setting(self) -> Setting:
+        return self.space.setting
+
+    @property
+    def limit_bytes(self) -> float:
+        return usable_bytes(self.setting) - self.margin_bytes
+
+    @property
+    def host_limit_bytes(self) -> float:
+        return host_budget_bytes(self.setting) / min(self.setting.cluster.devices_per_node, self.setting.n_devices)
+
+    def run(self) -> None:
+        """Decide rules and memory of all layouts, then time in the order of the bounds."""
+        for rows in self.space.rows():
+            for part in self._filtered(rows).parts():
+                self._decide(part)
+            self.progress(self.layouts, self.feasible)
+        self.fitting.sort(key=lambda part: float(part.least_step_s[0]))
+        for part in self.fitting:
+            self._time(part)
+
+    def _filtered(self, rows: Rows) -> Rows:
+        """Drop rows that break a rule whatever the choices; count every layout they stand for."""
+        self.layouts += len(rows.columns) * rows.layouts_per_row
+        broken = first_violations(self.setting, rows.plain()).reshape(-1)
+        for index, count in zip(*np.unique(broken[broken >= 0], return_counts=True), strict=True):
+            self.rejected[RULES[index].code] += int(count) * rows.layouts_per_row
+        return rows.keep(broken < 0)
+
+    def _decide(self, rows: Rows) -> None:
+        """Choice rules and memory of all layouts of some rows; rows with a fitting layout are kept with their bounds."""
+        block = rows.block()
+        valid = self._valid(block)
+        memory = MemoryModel(self.setting, block)
+        roomy = memory.fits(self.limit_bytes) & valid
+        fits = roomy & memory.fits_host(self.host_limit_bytes)
+        n_valid = int(np.count_nonzero(valid)) * (block.size // valid.size)
+        n_roomy, n_fits = int(np.count_nonzero(roomy)), int(np.count_nonzero(fits))
+        self.rejected[M_DEVICE] += n_valid - n_roomy
+        self.rejected[M_HOST] += n_roomy - n_fits
+        self.feasible += n_fits
+        some = np.flatnonzero(fits.any(axis=tuple(range(1, fits.ndim))))
+        if len(some):
+            kept = rows.keep(some)
+            least = StepTimeModel(self.setting, kept.plain()).least_step_s().reshape(-1)
+            order = np.argsort(least)
+            self.fitting += [
+                _Fitting(
+                    rows=kept.keep(which),
+                    least_step_s=least[which],
+                    least_peak_bytes=memory.least_peak_bytes()[some][which],
+                )
+                for which in np.array_split(order, max(1, len(order) * rows.layouts_per_row // TIMED_LAYOUTS))
+            ]
+
+    def _valid(self, block: Layouts) -> np.ndarray:
+        """The choice rules, in the shape of what they depend on, with the layouts that break them counted."""
+        broken = first_violations(self.setting, block, CHOICE_RULES)
+        share = block.size // broken.size
+        for index, count in enumerate(np.bincount((broken + 1).reshape(-1), minlength=len(CHOICE_RULES) + 1)[1:]):
+            if count:
+                self.rejected[CHOICE_RULES[index].code] += int(count) * share
+        return broken < 0
+
+    def _time(self, part: _Fitting) -> None:
+        """Evaluate the rows that can still enter the best or the front."""
+        level = self.front.level(self.front.usable_bytes - part.least_peak_bytes)
+        open_ = (part.least_step_s <= self.best.limit_s) | (part.least_step_s < self.front.step_s[level])
+        if not open_.any():
+            return
+        block = part.rows.keep(open_).block()
+        memory = MemoryModel(self.setting, block)
+        fits = memory.fits(self.limit_bytes) & memory.fits_host(self.host_limit_bytes)
+        fits = fits & (first_violations(self.setting, block, CHOICE_RULES) < 0)
+        step = np.broadcast_to(StepTimeModel(self.setting, block).step_s(), block.shape)
+        self.timed += block.size
+        self._offer(block, np.where(fits, step, np.inf), np.broadcast_to(memory.peak_bytes(), block.shape))
+
+    def _offer(self, block: Layouts, step: np.ndarray, peak: np.ndarray) -> None:
+        self.best.offer(block, step, peak)
+        self.front.offer(block, step, peak)
+
+
+# Layouts whose time is evaluated together: small, so that the first blocks soon bound the rest.
+TIMED_LAYOUTS = 60_000
+
+
+def search(
+    setting: Setting,
+    bounds: Bounds,
+    *,
+    margin_bytes: float = 0.0,
+    kept: int = KEPT,
+    progress: Callable[[int, int], None] = lambda _done, _fit: None,
+) -> SearchResult:
+    """Decide every layout of the space and rank those that fit."""
+    started = time.perf_counter()
+    run = _Search(
+        space=Space(setting=setting, bounds=bounds),
+        margin_bytes=margin_bytes,
+        best=Best(count=kept),
+        front=Front(usable_bytes=float(usable_bytes(setting))),
+        progress=progress,
+    )
+    run.run()
+    return SearchResult(
+        best=run.best.found,
+        front=run.front.sorted_points(),
+        nearest=(),
+        layouts=run.layouts,
+        timed=run.timed,
+        feasible=run.feasible,
+        rejected={code: count for code, count in run.rejected.items() if count},
+        evaluate_s=time.perf_counter() - started,
+    )
