@@ -189,7 +189,7 @@ _OTHER_CODES: Final = (
     Code(
         code="C604",
         title="text is broken",
-        explanation="YAML or JSON that does not parse, or a key given twice, of which YAML would keep the last silently.",
+        explanation="YAML or JSON that does not parse, or a key given twice: YAML would silently keep the last.",
         example="`lr: [1e-4` without its bracket",
         source=_FILES,
     ),

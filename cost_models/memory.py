@@ -109,6 +109,8 @@ class MemoryModel:
 
     def fits_host(self, limit_bytes: float) -> Column:
         """Whether what is swapped and offloaded stays within a limit, bytes a device."""
+        if all(stage.offloaded.max() + stage.swapped.max() <= limit_bytes for stage in self.stages):
+            return np.asarray(True)
         fine = [stage.offloaded <= limit_bytes - stage.swapped for stage in self.stages]
         return fine[0] & fine[1] & fine[2]
 

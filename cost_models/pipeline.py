@@ -115,6 +115,12 @@ def _fill_s(
     w: FloatColumn,
     c: FloatColumn,
 ) -> FloatColumn:
+    if code.size and (code == code.flat[0]).all():
+        # Columns of one schedule keep their own shapes: a search's blocks broadcast, and most terms are short.
+        fill = _FILLS.get(int(code.flat[0]))
+        return (
+            fill(_Shape(pp, vpp, micro_batches, f, i, w, c)) if fill else np.zeros(np.broadcast(pp, f, i, w, c).shape)
+        )
     columns = np.broadcast_arrays(code, pp, vpp, micro_batches, f, i, w, c)
     fill_s = np.zeros(columns[0].shape, dtype=np.float64)
     for index, fill in _FILLS.items():
@@ -156,7 +162,7 @@ def _zero_bubble_fill_s(s: _Shape) -> FloatColumn:
     chunks = (s.vpp - 1) * s.micro_batches
     back_turn_s = _turn_s(s, s.i, s.i + s.w)
     done = np.minimum(hops, (s.micro_batches - 1).clip(0))
-    zigzag = np.minimum(hops - (s.micro_batches == s.pp), (s.micro_batches - 2).clip(0))
+    zigzag = np.minimum(hops, (s.micro_batches - 2).clip(0))
     late = (s.vpp * hops * (s.micro_batches - s.pp) / s.pp - 1).clip(0)
     late_s = late * np.maximum(0.0, 2 * s.c - s.w)
     both_s = hops * (s.f + s.i) - done * s.w + 2 * (hops + zigzag) * s.c

@@ -304,5 +304,7 @@ RULES: tuple[Rule, ...] = (
     ),
 )
 
+# Rules that tp, cp, pp and dp alone decide; they come first, so that a mesh falls before its rows are made.
+MESH_RULES: tuple[Rule, ...] = RULES[:3]
 CHOICE_RULES: tuple[Rule, ...] = tuple(rule for rule in RULES if rule.per_choice)
 GENERAL_RULES: tuple[Rule, ...] = tuple(rule for rule in RULES if not rule.trainer_only)

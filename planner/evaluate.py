@@ -21,6 +21,7 @@ import numpy as np
 from cost_models.calibration import calibration_of
 from cost_models.errors import TitanPlanError
 from cost_models.layout import Layouts
+from cost_models.memory import CATEGORIES
 from cost_models.prediction import model_flops, peak_flops_per_device, predict, usable_bytes
 from cost_models.rules import GENERAL_RULES, first_violations
 from cost_models.setting import Setting
@@ -31,6 +32,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
 
     from cost_models.calibration import Calibration
+    from cost_models.layout import Column
+    from cost_models.memory import MemoryEstimate
 
 OUTPUT_COLUMNS = (
     "predicted_step_time_s",
@@ -44,6 +47,7 @@ OUTPUT_COLUMNS = (
     "reason",
 )
 STATUSES = ("ok", "oom", "invalid", "incomplete")
+ALLOCATED = tuple(name for name in CATEGORIES if name not in {"communication", "reserve"})
 _GIB = 2**30
 
 
@@ -52,7 +56,9 @@ class Evaluation:
     """What is predicted of one run; the numbers are None where it is invalid or incomplete.
 
     Attributes:
-        peak_gib: of torch's allocator (its max allocated) or of the whole device, as the row's memory_quantity asks.
+        peak_gib: one of the next two, as the row's memory_quantity asks.
+        allocated_gib, device_gib: peak of torch's allocator (its max allocated), and of the whole device.
+        last_rank_gib: the allocator's peak on the last pipeline rank, which some programs log.
         fits: the whole device's peak is within its memory.
         status: `ok`, `oom` (predicted, but it does not fit), `invalid` (breaks a rule), `incomplete`.
         cause: why not, in few words, the same for all rows with the same fault.
@@ -65,6 +71,9 @@ class Evaluation:
     tokens_per_s_per_device: float | None = None
     mfu: float | None = None
     peak_gib: float | None = None
+    allocated_gib: float | None = None
+    device_gib: float | None = None
+    last_rank_gib: float | None = None
     fits: bool | None = None
     status: str
     cause: str = ""
@@ -223,40 +232,49 @@ def _violations(setting: Setting, runs: list[Run]) -> list[Evaluation | None]:
 
 def _predicted(setting: Setting, runs: list[Run]) -> list[Evaluation]:
     """Predictions of valid runs that differ in layout, global batch and number of devices only."""
+    layouts = Layouts.of([run.layout for run in runs])
     with np.errstate(all="ignore"):
-        prediction = predict(setting, Layouts.of([run.layout for run in runs]))
-    peaks = {"device": prediction.memory.peak_bytes, "allocated": prediction.memory.allocated_bytes}
-    return [
-        _evaluation(
-            replace(setting, workload=run.workload, n_devices=run.n_devices),
-            run,
-            step_s=float(prediction.step_time_s[index]),
-            spread=float(prediction.step_time_high_s[index] / prediction.step_time_s[index]),
-            peak_bytes=float(peaks[run.memory_quantity][index]),
-            device_bytes=float(prediction.memory.peak_bytes[index]),
+        prediction = predict(setting, layouts)
+        columns = (
+            prediction.step_time_s,
+            prediction.step_time_high_s / prediction.step_time_s,
+            prediction.memory.allocated_bytes / _GIB,
+            prediction.memory.peak_bytes / _GIB,
+            _last_rank_bytes(prediction.memory, layouts) / _GIB,
         )
-        for index, run in enumerate(runs)
+    return [
+        _evaluation(replace(setting, workload=run.workload, n_devices=run.n_devices), run, *map(float, numbers))
+        for run, *numbers in zip(runs, *columns, strict=True)
     ]
 
 
+def _last_rank_bytes(memory: MemoryEstimate, layouts: Layouts) -> Column:
+    """What the allocator holds on the last pipeline rank; one rank is its own last."""
+    sums = [sum(stage[name] for name in ALLOCATED) for stage in memory.stages]
+    return np.broadcast_to(np.where(layouts.pp > 1, sums[2], sums[0]), layouts.shape)
+
+
 def _evaluation(
-    setting: Setting, run: Run, *, step_s: float, spread: float, peak_bytes: float, device_bytes: float
+    setting: Setting, run: Run, step_s: float, spread: float, allocated: float, device: float, last: float
 ) -> Evaluation:
-    if not all(map(math.isfinite, (step_s, spread, peak_bytes, device_bytes))) or step_s <= 0:
+    if not all(map(math.isfinite, (step_s, spread, allocated, device, last))) or step_s <= 0:
         reason = "the prediction is not a finite number; check the sizes and degrees of the row"
         return Evaluation(status="incomplete", cause="prediction is not finite", reason=reason)
-    seconds = step_s * run.n_devices
-    fits = device_bytes <= usable_bytes(setting)
-    needs = f"M101: {device_bytes / _GIB:.1f} GiB on the worst device, {usable_bytes(setting) / _GIB:.1f} GiB are there"
+    seconds, usable_gib = step_s * run.n_devices, usable_bytes(setting) / _GIB
+    fits = device <= usable_gib
+    too_much = f"M101: {device:.1f} GiB on the worst device, it has {usable_gib:.1f} GiB"
     return Evaluation(
         step_time_s=step_s,
         step_time_low_s=step_s / spread,
         step_time_high_s=step_s * spread,
         tokens_per_s_per_device=run.workload.tokens / seconds,
         mfu=model_flops(setting) / (seconds * peak_flops_per_device(setting)),
-        peak_gib=peak_bytes / _GIB,
+        peak_gib=device if run.memory_quantity == "device" else allocated,
+        allocated_gib=allocated,
+        device_gib=device,
+        last_rank_gib=last,
         fits=fits,
         status="ok" if fits else "oom",
-        cause="" if fits else "M101 fits the device",
-        reason="; ".join(((needs,) if not fits else ()) + run.notes),
+        cause="" if fits else "M101 does not fit the device",
+        reason="; ".join((*(() if fits else (too_much,)), *run.notes)),
     )

@@ -17,10 +17,10 @@ import numpy as np
 from cost_models.layout import RECOMPUTES, Layout, Layouts
 from cost_models.memory import MemoryModel
 from cost_models.prediction import host_budget_bytes, usable_bytes
-from cost_models.rules import CHOICE_RULES, RULES, first_violations
+from cost_models.rules import CHOICE_RULES, MESH_RULES, RULES, first_violations
 from cost_models.step_time import StepTimeModel
 from planner.candidates import Best, Candidates, Front, FrontPoint
-from planner.space import Rows, Space
+from planner.space import Mesh, Rows, Space, plain_rows
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -31,8 +31,10 @@ if TYPE_CHECKING:
 M_DEVICE, M_HOST = "M101", "M102"
 # Best layouts kept for the tables.
 KEPT = 200
-_FULL = RECOMPUTES.index("full")
-_NEAREST = 3
+_NONE, _FULL = RECOMPUTES.index("none"), RECOMPUTES.index("full")
+# Layouts whose time is evaluated together: small, so that the first blocks soon bound the rest.
+TIMED_LAYOUTS = 60_000
+_NEAREST, _CLOSE = 3, 24
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,7 +53,9 @@ class SearchResult:
         best: fitting layouts in rank order, at most `KEPT`.
         front: the fastest layouts at each level of headroom, fastest first.
         nearest: where nothing fits, the layouts that lack the least.
-        layouts: layouts of the space, each decided.
+        layouts: layouts of the space, each decided; `recompute: layers=N` apart.
+        layer_choices: layouts with `layers=N` whose lower bound let them compete; of each only the smallest N that
+            fits is evaluated, since every further layer costs time.
         timed: layouts whose step time was evaluated; the other fitting ones were proved slower by a bound.
         feasible: layouts that keep every rule and fit.
         rejected: layouts by the code of the first rule that they break.
@@ -62,6 +66,7 @@ class SearchResult:
     front: tuple[FrontPoint, ...]
     nearest: tuple[Nearest, ...]
     layouts: int
+    layer_choices: int
     timed: int
     feasible: int
     rejected: dict[str, int]
@@ -86,7 +91,9 @@ class _Search:
     best: Best
     front: Front
     progress: Callable[[int, int], None]
+    close: list[tuple[float, Rows]] = field(default_factory=list)
     layouts: int = 0
+    layer_choices: int = 0
     timed: int = 0
     feasible: int = 0
     rejected: Counter[str] = field(default_factory=Counter)
@@ -106,38 +113,52 @@ class _Search:
 
     def run(self) -> None:
         """Decide rules and memory of all layouts, then time in the order of the bounds."""
-        for rows in self.space.rows():
+        for rows in self.space.rows(self._open_meshes()):
             for part in self._filtered(rows).parts():
                 self._decide(part)
-            self.progress(self.layouts, self.feasible)
+            self.progress(sum(self.rejected.values()) + self.feasible, self.layouts)
         self.fitting.sort(key=lambda part: float(part.least_step_s[0]))
-        for part in self.fitting:
-            self._time(part)
+        for fitting in self.fitting:
+            self._time(fitting)
+        if self.space.layer_bounds:
+            for fitting in self.fitting:
+                self._some_layers(fitting, *self.space.layer_bounds)
+
+    def _open_meshes(self) -> list[Mesh]:
+        """Meshes that break no rule which all their layouts would break; all layouts are counted here."""
+        meshes = self.space.meshes()
+        self.layouts = sum(mesh.n_layouts for mesh in meshes)
+        broken = first_violations(self.setting, plain_rows(meshes), MESH_RULES).reshape(-1) if meshes else ()
+        for mesh, index in zip(meshes, broken, strict=True):
+            if index >= 0:
+                self.rejected[MESH_RULES[index].code] += mesh.n_layouts
+        return [mesh for mesh, index in zip(meshes, broken, strict=True) if index < 0]
 
     def _filtered(self, rows: Rows) -> Rows:
         """Drop rows that break a rule whatever the choices; count every layout they stand for."""
-        self.layouts += len(rows.columns) * rows.layouts_per_row
-        broken = first_violations(self.setting, rows.plain()).reshape(-1)
+        broken = first_violations(self.setting, rows.plain()).reshape(len(rows.columns))
         for index, count in zip(*np.unique(broken[broken >= 0], return_counts=True), strict=True):
             self.rejected[RULES[index].code] += int(count) * rows.layouts_per_row
         return rows.keep(broken < 0)
 
     def _decide(self, rows: Rows) -> None:
-        """Choice rules and memory of all layouts of some rows; rows with a fitting layout are kept with their bounds."""
+        """Choice rules and memory of all layouts of some rows; rows with one that fits are kept with their bounds."""
         block = rows.block()
         valid = self._valid(block)
         memory = MemoryModel(self.setting, block)
         roomy = memory.fits(self.limit_bytes) & valid
         fits = roomy & memory.fits_host(self.host_limit_bytes)
         n_valid = int(np.count_nonzero(valid)) * (block.size // valid.size)
-        n_roomy, n_fits = int(np.count_nonzero(roomy)), int(np.count_nonzero(fits))
+        n_roomy, n_fits = (int(np.count_nonzero(which)) * (block.size // which.size) for which in (roomy, fits))
         self.rejected[M_DEVICE] += n_valid - n_roomy
         self.rejected[M_HOST] += n_roomy - n_fits
         self.feasible += n_fits
         some = np.flatnonzero(fits.any(axis=tuple(range(1, fits.ndim))))
+        if not self.feasible:
+            self._note_close(rows, memory.least_peak_bytes())
         if len(some):
             kept = rows.keep(some)
-            least = StepTimeModel(self.setting, kept.plain()).least_step_s().reshape(-1)
+            least = StepTimeModel(self.setting, kept.plain()).least_step_s().reshape(len(some), -1).min(axis=1)
             order = np.argsort(least)
             self.fitting += [
                 _Fitting(
@@ -164,20 +185,78 @@ class _Search:
         if not open_.any():
             return
         block = part.rows.keep(open_).block()
-        memory = MemoryModel(self.setting, block)
-        fits = memory.fits(self.limit_bytes) & memory.fits_host(self.host_limit_bytes)
-        fits = fits & (first_violations(self.setting, block, CHOICE_RULES) < 0)
+        fits = self._fits(block)
         step = np.broadcast_to(StepTimeModel(self.setting, block).step_s(), block.shape)
         self.timed += block.size
-        self._offer(block, np.where(fits, step, np.inf), np.broadcast_to(memory.peak_bytes(), block.shape))
-
-    def _offer(self, block: Layouts, step: np.ndarray, peak: np.ndarray) -> None:
+        peak = np.broadcast_to(MemoryModel(self.setting, block).peak_bytes(), block.shape)
+        step = np.where(fits, step, np.inf)
         self.best.offer(block, step, peak)
         self.front.offer(block, step, peak)
 
+    def _some_layers(self, part: _Fitting, fewest: int, most: int) -> None:
+        """Where all layers must be recomputed but no layer would be faster: the fewest layers that make it fit."""
+        open_ = part.least_step_s <= self.best.limit_s
+        if not open_.any():
+            return
+        block = part.rows.keep(open_).with_recompute([_NONE, _FULL]).block()
+        fits = self._fits(block)
+        fits_none, fits_full = (np.take(fits, i, axis=2) for i in (0, 1))
+        quick = np.take(np.broadcast_to(StepTimeModel(self.setting, block).step_s(), block.shape), 0, axis=2)
+        wanted = np.flatnonzero(fits_full & ~fits_none & (quick <= self.best.limit_s))
+        if len(wanted):
+            full = part.rows.keep(open_).with_recompute([_FULL]).block().take(wanted)
+            self._offer_fewest(full, fewest, most)
 
-# Layouts whose time is evaluated together: small, so that the first blocks soon bound the rest.
-TIMED_LAYOUTS = 60_000
+    def _offer_fewest(self, full: Layouts, fewest: int, most: int) -> None:
+        """Bisect the smallest `layers=N` that fits, for many layouts at once: memory falls with N, time grows."""
+        whole = (self.setting.model.n_layers + full.short_first + full.short_last) // (full.pp * full.vpp)
+        high = np.minimum(whole - 1, most)
+        self.layer_choices += int(np.maximum(high - fewest + 1, 0).sum())
+        can = np.flatnonzero(high >= fewest)
+        full, high = full.take(can), high[can]
+        low = np.full_like(high, fewest)
+        can = np.flatnonzero(self._fits(replace(full, recompute_layers=high))) if len(high) else can
+        full, low, high = full.take(can), low[can], high[can]
+        while len(high) and (low < high).any():
+            middle = (low + high) // 2
+            fine = self._fits(replace(full, recompute_layers=middle))
+            low, high = np.where(fine, low, middle + 1), np.where(fine, middle, high)
+        if len(high):
+            found = replace(full, recompute_layers=high)
+            self.best.offer(
+                found,
+                np.broadcast_to(StepTimeModel(self.setting, found).step_s(), found.shape),
+                np.broadcast_to(MemoryModel(self.setting, found).peak_bytes(), found.shape),
+            )
+
+    def _fits(self, block: Layouts) -> np.ndarray:
+        """Which layouts keep the choice rules and fit device and host, in the full shape."""
+        memory = MemoryModel(self.setting, block)
+        fits = memory.fits(self.limit_bytes) & memory.fits_host(self.host_limit_bytes)
+        return np.broadcast_to(fits & (first_violations(self.setting, block, CHOICE_RULES) < 0), block.shape)
+
+    def nearest(self) -> tuple[Nearest, ...]:
+        """Where nothing fits: the layouts that lack the least device memory."""
+        found: list[Nearest] = []
+        for least, rows in sorted(self.close, key=lambda pair: pair[0]):
+            if len(found) == _NEAREST and least - self.limit_bytes >= found[-1].lacking_bytes:
+                break
+            block = rows.block()
+            memory = MemoryModel(self.setting, block)
+            allowed = memory.fits_host(self.host_limit_bytes) & (
+                first_violations(self.setting, block, CHOICE_RULES) < 0
+            )
+            lacking = np.where(np.broadcast_to(allowed, block.shape), memory.peak_bytes() - self.limit_bytes, np.inf)
+            at = int(np.argmin(lacking))
+            if np.isfinite(lacking.reshape(-1)[at]):
+                found.append(Nearest(layout=block.one(at), lacking_bytes=float(lacking.reshape(-1)[at])))
+                found = sorted(found, key=lambda near: near.lacking_bytes)[:_NEAREST]
+        return tuple(found)
+
+    def _note_close(self, rows: Rows, least_peak_bytes: np.ndarray) -> None:
+        order = np.argsort(least_peak_bytes)[:_CLOSE]
+        self.close += [(float(least_peak_bytes[at]), rows.keep(np.array([at]))) for at in order]
+        self.close = sorted(self.close, key=lambda pair: pair[0])[:_CLOSE]
 
 
 def search(
@@ -201,8 +280,9 @@ def search(
     return SearchResult(
         best=run.best.found,
         front=run.front.sorted_points(),
-        nearest=(),
+        nearest=() if run.feasible else run.nearest(),
         layouts=run.layouts,
+        layer_choices=run.layer_choices,
         timed=run.timed,
         feasible=run.feasible,
         rejected={code: count for code, count in run.rejected.items() if count},

@@ -1,8 +1,8 @@
 """Every layout of a model on a cluster, as blocks of columns that broadcast.
 
-A block has six axes: meshes with everything that shapes a micro batch (rows), ZeRO with its shard group, recomputation,
-when gradients are reduced, whether the optimizer is swapped, and whether activations are offloaded. What depends on
-rows alone is then computed once for the hundreds of layouts that share it, and so on for each axis.
+A block has six axes: meshes with everything that shapes a micro batch (rows), ZeRO with its shard group and when it
+reduces gradients, recomputation, whether the optimizer is swapped, whether activations are offloaded, the placement.
+What depends on rows alone is then computed once for the hundreds of layouts that share it, and so on for each axis.
 """
 
 from __future__ import annotations
@@ -32,9 +32,39 @@ BLOCK_LAYOUTS = 400_000
 
 _ROW_NAMES = (
     "tp", "sp", "cp", "cp_kind", "ep", "pp", "dp", "schedule", "vpp", "short_first", "short_last", "micro_batch",
-    "accumulation", "placement",
+    "accumulation",
 )  # fmt: skip
-_SWITCHES = ("recompute", "reduce_gradients", "swap_optimizer", "activation_offload")
+_SHARDING = ("zero", "dp_shard", "reduce_gradients")
+_SWITCHES = ("recompute", "swap_optimizer", "activation_offload", "placement")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Mesh:
+    """One tp x cp x pp x dp with what multiplies it: `row_choices` into rows, `choices` each row into layouts."""
+
+    dp: int
+    row_choices: tuple[list[tuple[int, ...]], ...]
+    choices: tuple[np.ndarray, ...]
+
+    @property
+    def kind(self) -> tuple[int, int]:
+        """Meshes of one kind share their choices: they have the same dp and the same placements."""
+        return self.dp, len(self.choices[-1])
+
+    @property
+    def n_rows(self) -> int:
+        """Rows of the mesh."""
+        return math.prod(map(len, self.row_choices))
+
+    @property
+    def n_layouts(self) -> int:
+        """Layouts of the mesh."""
+        return self.n_rows * math.prod(map(len, self.choices))
+
+    @property
+    def first_row(self) -> tuple[int, ...]:
+        """One row, for the rules that all rows share."""
+        return tuple(value for options in self.row_choices for value in options[0])
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,9 +81,9 @@ class Rows:
         return math.prod(len(axis) for axis in self.choices)
 
     def plain(self) -> Layouts:
-        """The rows with the plainest choice (ZeRO-0, no recomputation, nothing swapped), in six axes."""
-        plainest = (np.array([[0, 1]]), *(np.array([0]) for _ in range(4)))
-        return _block(self.columns, plainest)
+        """The rows with the plainest choices (ZeRO-0, no recomputation, nothing swapped) in each placement."""
+        placements = self.choices[-1] if self.choices else np.array([0])
+        return _block(self.columns, (np.array([[0, 1, 0]]), *(np.array([0]) for _ in _SWITCHES[1:]), placements))
 
     def keep(self, which: np.ndarray) -> Rows:
         """Some of the rows."""
@@ -62,6 +92,11 @@ class Rows:
     def block(self) -> Layouts:
         """All layouts of the rows."""
         return _block(self.columns, self.choices)
+
+    def with_recompute(self, codes: list[int]) -> Rows:
+        """The same rows with other choices of recomputation."""
+        sharding, _, *rest = self.choices
+        return replace(self, choices=(sharding, np.array(codes), *rest))
 
     def parts(self) -> Iterator[Rows]:
         """The rows in parts of bounded size and one schedule each, whose closed form then runs once."""
@@ -80,69 +115,54 @@ class Space:
     setting: Setting
     bounds: Bounds
 
-    def rows(self) -> Iterator[Rows]:
-        """All rows, some hundred thousand at a time at the most; `recompute: layers=N` comes by `with_layers`."""
-        for dp in self.bounds.keep("dp", _divisors(self.setting.n_devices)):
-            choices = self._choices(dp)
-            if all(len(axis) for axis in choices):
-                for columns in self._gathered(dp):
-                    yield Rows(dp=dp, columns=columns, choices=choices)
-
-    def _gathered(self, dp: int) -> Iterator[np.ndarray]:
-        """Rows of several meshes together, up to a bound."""
-        parts: list[np.ndarray] = []
-        for mesh in self._meshes(dp):
-            parts.append(mesh)
-            if sum(map(len, parts)) >= _MOST_ROWS:
-                yield np.concatenate(parts)
-                parts = []
-        if parts:
-            yield np.concatenate(parts)
-
-    def with_layers(self, layouts: Layouts) -> Layouts:
-        """For layouts (one-dimensional columns, recompute full) each choice of `layers=N` below a whole stage."""
-        fixed = self.bounds.value_of("recompute_layers")
-        slots = self.setting.model.n_layers + layouts.short_first + layouts.short_last
-        per_stage = slots // (layouts.pp * layouts.vpp)
-        most = dict(self.bounds.most).get("recompute_layers")
-        counts = np.maximum(per_stage - 1, 0)
-        if most is not None:
-            counts = np.minimum(counts, most)
-        which = np.repeat(np.arange(len(counts)), counts)
-        starts = np.repeat(np.cumsum(counts) - counts, counts)
-        chosen = np.arange(len(which)) - starts + 1
-        if fixed is not None:
-            which, chosen = which[chosen == fixed], chosen[chosen == fixed]
-        return replace(layouts.take(which), recompute_layers=chosen)
-
-    def layer_choices(self, layouts: Layouts) -> np.ndarray:
-        """How many `layers=N` layouts each layout stands for."""
-        slots = self.setting.model.n_layers + layouts.short_first + layouts.short_last
-        return np.maximum(slots // (layouts.pp * layouts.vpp) - 1, 0)
-
-    def _meshes(self, dp: int) -> Iterator[np.ndarray]:
-        """Rows of each mesh (tp, cp, pp) beside this dp."""
-        keep, rest = self.bounds.keep, self.setting.n_devices // dp
-        for tp in keep("tp", _divisors(rest)):
-            for cp in keep("cp", _divisors(rest // tp)):
-                pp = rest // tp // cp
-                if self.bounds.allows("pp", pp):
-                    yield self._mesh_rows(tp, cp, pp, dp)
-
-    def _mesh_rows(self, tp: int, cp: int, pp: int, dp: int) -> np.ndarray:
-        """The product of the mesh's own choices, in the order of `_ROW_NAMES`."""
-        keep = self.bounds.keep
-        choices: list[list[tuple[int, ...]]] = [
-            [(tp,)],
-            [(sp,) for sp in keep("sp", [1, 0] if tp > 1 else [0])],
-            [(cp, kind) for kind in keep("cp_kind", list(range(1, len(CP_KINDS))) if cp > 1 else [0])],
-            [(ep,) for ep in self._experts(tp * cp * dp)],
-            [(pp, dp)],
-            self._pipelines(pp),
-            self._batches(dp),
-            [(placement,) for placement in self._placements(pp, dp)],
+    def meshes(self) -> list[Mesh]:
+        """Every mesh with at least one layout inside the bounds."""
+        keep, devices = self.bounds.keep, self.setting.n_devices
+        found = [
+            self._mesh(tp, cp, devices // (dp * tp * cp), dp)
+            for dp in keep("dp", _divisors(devices))
+            for tp in keep("tp", _divisors(devices // dp))
+            for cp in keep("cp", _divisors(devices // dp // tp))
+            if self.bounds.allows("pp", devices // (dp * tp * cp))
         ]
-        return _product(choices)
+        return [mesh for mesh in found if mesh.n_layouts]
+
+    def rows(self, meshes: list[Mesh]) -> Iterator[Rows]:
+        """Rows of the meshes, those of one dp together, some hundred thousand at a time at the most."""
+        gathered: list[Mesh] = []
+        for mesh in sorted(meshes, key=lambda mesh: mesh.kind):
+            if gathered and (mesh.kind != gathered[0].kind or sum(m.n_rows for m in gathered) > _MOST_ROWS):
+                yield _rows_of(gathered)
+                gathered = []
+            gathered.append(mesh)
+        if gathered:
+            yield _rows_of(gathered)
+
+    @property
+    def layer_bounds(self) -> tuple[int, int] | None:
+        """Fewest and most layers of a virtual stage that `layers=N` may recompute; None where it is ruled out."""
+        if not self.bounds.allows("recompute", RECOMPUTES.index("full")):
+            return None
+        most = dict(self.bounds.most).get("recompute_layers", self.setting.model.n_layers)
+        fixed = self.bounds.value_of("recompute_layers")
+        return (1, most) if fixed is None else (fixed, fixed)
+
+    def _mesh(self, tp: int, cp: int, pp: int, dp: int) -> Mesh:
+        """A mesh with the choices that multiply it, in the order of `_ROW_NAMES`."""
+        keep = self.bounds.keep
+        return Mesh(
+            dp=dp,
+            row_choices=(
+                [(tp,)],
+                [(sp,) for sp in keep("sp", [1, 0] if tp > 1 else [0])],
+                [(cp, kind) for kind in keep("cp_kind", list(range(1, len(CP_KINDS))) if cp > 1 else [0])],
+                [(ep,) for ep in self._experts(tp * cp * dp)],
+                [(pp, dp)],
+                self._pipelines(pp),
+                self._batches(dp),
+            ),
+            choices=self._choices(pp, dp),
+        )
 
     def _pipelines(self, pp: int) -> list[tuple[int, ...]]:
         """Schedule, virtual stages, and the layers that first and last stage are short."""
@@ -174,29 +194,33 @@ class Space:
             if self.bounds.allows("accumulation", share // micro)
         ]
 
-    def _placements(self, pp: int, dp: int) -> list[int]:
-        """Where pp and dp both exist and the job leaves a node, one of them must go far."""
-        differs = pp > 1 and dp > 1 and self.setting.n_devices > self.setting.cluster.tiers[0].devices
-        return self.bounds.keep("placement", list(range(len(PLACEMENTS))) if differs else [0])
-
     def _experts(self, ranks: int) -> list[int]:
         moe = self.setting.model.moe
         return self.bounds.keep("ep", [e for e in _divisors(moe.experts) if e <= ranks] if moe else [1])
 
-    def _choices(self, dp: int) -> tuple[np.ndarray, ...]:
-        """ZeRO with shards, then one axis each of `_SWITCHES`."""
-        zero = [(0, 1), *((z, d) for z in (1, 2, 3) for d in _divisors(dp))]
-        zero = [(z, d) for z, d in zero if self.bounds.allows("zero", z) and self.bounds.allows("dp_shard", d)]
-        counts = {"recompute": len(RECOMPUTES)}
-        switches = (np.array(self.bounds.keep(name, list(range(counts.get(name, 2))))) for name in _SWITCHES)
-        return np.array(zero).reshape(-1, 2), *switches
+    def _choices(self, pp: int, dp: int) -> tuple[np.ndarray, ...]:
+        """ZeRO with shards and reduction, then one axis each of `_SWITCHES`.
+
+        Reducing after every micro batch is a choice of ZeRO-2 and 3: elsewhere it only adds traffic.
+        """
+        zero = [(0, 1, 0)]
+        zero += [(z, d, every) for z in (1, 2, 3) for every in range(1 + (z >= 2)) for d in _divisors(dp)]
+        zero = [choice for choice in zero if all(map(self.bounds.allows, _SHARDING, choice))]
+        switches = [self.bounds.keep(name, values) for name, values in self._switches(pp, dp).items()]
+        return np.array(zero).reshape(-1, len(_SHARDING)), *map(np.array, switches)
+
+    def _switches(self, pp: int, dp: int) -> dict[str, list[int]]:
+        """Where pp and dp both exist and the job leaves the innermost tier, one of them must go far."""
+        far = pp > 1 and dp > 1 and self.setting.n_devices > self.setting.cluster.tiers[0].devices
+        placements = list(range(len(PLACEMENTS))) if far else [0]
+        return dict(zip(_SWITCHES, (list(range(len(RECOMPUTES))), [0, 1], [0, 1], placements), strict=True))
 
 
 def _block(rows: np.ndarray, choices: tuple[np.ndarray, ...]) -> Layouts:
-    """Columns that vary along one axis each: rows, ZeRO, then the switches."""
-    zero, *switches = choices
+    """Columns that vary along one axis each: rows, sharding, then the switches."""
+    sharding, *switches = choices
     columns = {name: _along(0, rows[:, i]) for i, name in enumerate(_ROW_NAMES)}
-    columns["zero"], columns["dp_shard"] = _along(1, zero[:, 0]), _along(1, zero[:, 1])
+    columns |= {name: _along(1, sharding[:, i]) for i, name in enumerate(_SHARDING)}
     columns |= {name: _along(2 + i, values) for i, (name, values) in enumerate(zip(_SWITCHES, switches, strict=True))}
     columns["recompute_layers"] = _along(0, np.zeros(1, dtype=np.int64))
     return Layouts(**{name: columns[name] for name in COLUMN_NAMES})
@@ -207,11 +231,19 @@ def _along(axis: int, values: np.ndarray) -> np.ndarray:
     return values.reshape(*(len(values) if i == axis else 1 for i in range(2 + len(_SWITCHES))))
 
 
-def _product(choices: list[list[tuple[int, ...]]]) -> np.ndarray:
+def plain_rows(meshes: list[Mesh]) -> Layouts:
+    """One row a mesh, with the plainest choices."""
+    return Rows(dp=0, columns=np.array([mesh.first_row for mesh in meshes]), choices=()).plain()
+
+
+def _rows_of(meshes: list[Mesh]) -> Rows:
+    columns = np.concatenate([_product(mesh.row_choices) for mesh in meshes])
+    return Rows(dp=meshes[0].dp, columns=columns, choices=meshes[0].choices)
+
+
+def _product(choices: tuple[list[tuple[int, ...]], ...]) -> np.ndarray:
     """Every combination of one tuple from each list, joined, as rows of integers."""
     lengths = [len(options) for options in choices]
-    if 0 in lengths:
-        return np.empty((0, len(_ROW_NAMES)), dtype=np.int64)
     which = np.unravel_index(np.arange(math.prod(lengths)), lengths)
     return np.concatenate([np.array(options)[index] for options, index in zip(choices, which, strict=True)], axis=1)
 

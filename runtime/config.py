@@ -1,4 +1,4 @@
-"""TrainConfig: what one run trains, how it is laid out and what was predicted. The planner writes it, the trainer reads it.
+"""TrainConfig: one training run as a value. The planner writes it as config.yaml, the trainer reads it.
 
 `load_config` reads a config.yaml, `config_text` writes one, and the two are inverse. Importing this module is cheap;
 pydantic and NumPy are imported when a file is read.

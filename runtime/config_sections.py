@@ -30,7 +30,7 @@ def _reader(read: Callable[[object, str], object], needed: str) -> BeforeValidat
         try:
             return read(value, "")
         except TitanPlanError:
-            raise PydanticCustomError("C606", needed) from None  # type: ignore[arg-type] # wants a literal, to translate
+            raise PydanticCustomError("C606", needed) from None
 
     return BeforeValidator(convert)
 
@@ -41,7 +41,7 @@ def _one_of(options: tuple[str, ...]) -> BeforeValidator:
     def choose(value: object) -> str:
         if not isinstance(value, str) or value.strip().lower() not in options:
             hint = f"one of {', '.join(options)} is needed"
-            raise PydanticCustomError("C611", hint)  # type: ignore[arg-type] # wants a literal, to translate
+            raise PydanticCustomError("C611", hint)
         return value.strip().lower()
 
     return BeforeValidator(choose)
@@ -167,7 +167,7 @@ class OptimizationSection(_Section):
     swap_optimizer: Flag = False
     activation_cpu_offload: Flag = False
     gradient_clip: NotNegative = 1.0
-    loss_scale: Annotated[float | None, BeforeValidator(_loss_scale), Field(gt=0)] = None
+    loss_scale: Annotated[Annotated[float, Field(gt=0)] | None, BeforeValidator(_loss_scale)] = None
     compile: Flag = False
     fused_attention: Flag = True
 

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
-from functools import cache
-from itertools import product
+from functools import cache, lru_cache
+from itertools import pairwise, product
 from typing import Any
 
 import numpy as np
@@ -19,13 +20,14 @@ from cost_models.memory import CATEGORIES, MemoryEstimate, MemoryModel
 from cost_models.model import ModelSpec, MoeSpec
 from cost_models.operators import Operator, saved_bytes
 from cost_models.parameters import PartParameters, telling_stages
-from cost_models.rules import GENERAL_RULES, first_violations
+from cost_models.rules import first_violations
 from cost_models.schedules import SCHEDULES, schedule_actions, stage_rank
 from cost_models.setting import Setting
 from cost_models.stack import STACKS, TITAN, Stack
 from cost_models.workload import Workload
 
 MEGATRON = STACKS["megatron"]
+STATES = ("weights", "gradients", "main_weights", "optimizer")
 
 
 def setting_of(
@@ -61,7 +63,7 @@ FP16_GRADIENTS = Stack(name="paper", gradient_bytes=2)
 def model_states_per_parameter(zero: int, ranks: int) -> float:
     setting = setting_of("llama2-7b", ranks, stack=FP16_GRADIENTS, batch=ranks, precision="fp16")
     parts = estimate(setting, Layout(dp=ranks, dp_shard=ranks if zero else 1, zero=zero)).by_category()
-    states = sum(parts[name].item() for name in ("weights", "gradients", "main_weights", "optimizer"))
+    states = sum(parts[name].item() for name in STATES)
     return float(states) / setting.model.total_params
 
 
@@ -97,7 +99,7 @@ def test_single_precision_keeps_no_main_weights_without_sharding() -> None:
     setting = setting_of("llama2-7b", 8, batch=8, precision="fp32")
     parts = estimate(setting, Layout(dp=8)).by_category()
     params = setting.model.total_params
-    found = [parts[name].item() / params for name in ("weights", "gradients", "main_weights", "optimizer")]
+    found = [parts[name].item() / params for name in STATES]
     assert found == pytest.approx([4, 4, 0, 8])
 
 
@@ -223,16 +225,14 @@ def test_the_told_stages_include_the_fullest_rank(model: ModelSpec, layout: Layo
     setting = setting_of(model, layout.pp, stack=stack, batch=layout.accumulation, seq_len=512)
     memory = estimate(setting, layout)
     told = [
-        sum(np.asarray(parts[name]).item() for name in ("weights", "gradients", "main_weights", "optimizer"))
-        + np.asarray(parts["activations"]).item()
+        sum(np.asarray(parts[name]).item() for name in STATES) + np.asarray(parts["activations"]).item()
         for parts, stage in zip(memory.stages, telling_stages(model, Layouts.of([layout])), strict=True)
         if stage.exists.item()
     ]
     every = [18 * params + activations for params, activations, _ in by_rank(setting, layout)]
-    assert max(told) == pytest.approx(max(every), rel=RANK_TOLERANCE)
-
-
-RANK_TOLERANCE = 1e-9
+    # Chunks of one rank count as equal: dense beside expert layers (0.6 %), token ids of a first chunk (0.003 %).
+    mixed = layout.vpp > 1 and 0 < model.dense_layers < model.n_layers
+    assert max(told) == pytest.approx(max(every), rel=0.01 if mixed else 1e-4 if layout.vpp > 1 else 1e-9)
 
 
 @pytest.mark.parametrize(("model", "layout"), RANKED, ids=lambda value: value.name)
@@ -243,3 +243,255 @@ def test_the_told_stages_hold_the_parameters_of_their_ranks(model: ModelSpec, la
         if stage.exists.item():
             assert parts["weights"].item() == pytest.approx(2 * every[int(stage.rank.item())][0], rel=1e-12)
     assert sum(int(np.asarray(stage.count).item()) for stage in stages) == layout.pp
+
+
+# --- laws over random valid layouts ---
+
+
+def random_layouts(setting: Setting, seed: int, tried: int = 20_000) -> Layouts:
+    """Valid layouts among many drawn at random."""
+    rng = np.random.default_rng(seed)
+
+    def some(*values: int) -> np.ndarray:
+        return rng.choice(np.array(values), tried)
+
+    tp, cp, pp = some(1, 2, 4, 8), some(1, 1, 1, 2, 4), some(1, 2, 4, 8)
+    dp = np.maximum(setting.n_devices // (tp * cp * pp), 1)
+    micro = some(1, 2, 4)
+    vpp = some(1, 1, 2, 4)
+    columns: dict[str, Any] = {
+        "tp": tp,
+        "sp": np.where(tp > 1, some(0, 1, 1), 0),
+        "cp": cp,
+        "cp_kind": np.where(cp > 1, rng.integers(1, len(CP_KINDS), tried), 0),
+        "ep": some(1, 2, 4, 8) if setting.model.moe else np.ones_like(tp),
+        "pp": pp,
+        "vpp": vpp,
+        "dp": dp,
+        "dp_shard": some(1, 2, 4, 8, 16),
+        "zero": some(0, 1, 2, 3),
+        "micro_batch": micro,
+        "accumulation": np.maximum(setting.workload.global_batch // (micro * dp), 1),
+        "schedule": np.where(pp > 1, rng.integers(1, len(SCHEDULES), tried), 0),
+        "recompute": rng.integers(0, len(RECOMPUTES), tried),
+        "recompute_layers": some(0, 0, 1, 2),
+        "reduce_gradients": some(0, 1),
+        "swap_optimizer": some(0, 1),
+        "activation_offload": some(0, 1),
+        "placement": some(0, 1),
+        "short_first": some(0, 0, 1),
+        "short_last": some(0, 0, 1),
+    }
+    columns["dp_shard"] = np.where(columns["zero"] == 0, 1, columns["dp_shard"])
+    drawn = Layouts(**columns)
+    return drawn.take(np.flatnonzero(first_violations(setting, drawn) < 0))
+
+
+@cache
+def setting_number(index: int) -> Setting:
+    models = ("tiny", "llama2-7b", "qwen3-8b", "gpt2-1.5b", "mixtral-8x7b", "deepseek-v2-lite", "tiny-moe")
+    clusters = ("atlas-800t-a2", "dgx-h100")
+    choices = list(product(models, clusters, ("titan", "megatron", "megatron-deepspeed"), ("bf16", "fp32")))
+    model, cluster, stack, precision = choices[index % len(choices)]
+    return setting_of(model, 32, cluster=cluster, stack=STACKS[stack], batch=128, precision=precision)
+
+
+@lru_cache(maxsize=32)
+def drawn(number: int, seed: int) -> tuple[Setting, Layouts]:
+    setting = setting_number(number)
+    return setting, random_layouts(setting, seed)
+
+
+def law(test: Callable[[int, int], None]) -> Callable[[], None]:
+    """A law holds for the layouts of each drawn number of a setting and seed."""
+    return settings(max_examples=12, deadline=None)(given(number=st.integers(0, 83), seed=st.integers(0, 999))(test))
+
+
+def change(layouts: Layouts, **columns: Any) -> Layouts:  # noqa: ANN401 - columns or numbers
+    """The layouts with other columns; numbers stand for all rows."""
+    return replace(layouts, **{name: np.broadcast_to(value, layouts.shape) for name, value in columns.items()})
+
+
+def only(layouts: Layouts, rows: np.ndarray) -> Layouts:
+    return layouts.take(np.flatnonzero(rows))
+
+
+def of(setting: Setting, layouts: Layouts) -> MemoryEstimate:
+    return MemoryModel(setting, layouts).estimate()
+
+
+def peaks(setting: Setting, layouts: Layouts) -> np.ndarray:
+    return of(setting, layouts).peak_bytes
+
+
+def never_more(fewer: np.ndarray, more: np.ndarray) -> None:
+    """Up to rounding, and of something."""
+    assert np.all(fewer <= more * (1 + 1e-12))
+
+
+def test_draws_reach_every_choice() -> None:
+    """Without this a law could hold because nothing was drawn."""
+    found = [random_layouts(setting_number(index), 1) for index in range(0, 84, 6)]
+    for name, most in (("tp", 8), ("cp_kind", 3), ("ep", 8), ("pp", 8), ("zero", 3), ("schedule", 5), ("recompute", 2)):
+        seen = set(np.concatenate([getattr(layouts, name) for layouts in found]).tolist())
+        assert most in seen, (name, seen)
+    assert min(layouts.size for layouts in found) > 50
+
+
+@law
+def test_categories_sum_to_the_peak(number: int, seed: int) -> None:
+    memory = of(*drawn(number, seed))
+    parts = memory.by_category()
+    assert tuple(parts) == CATEGORIES
+    np.testing.assert_allclose(sum(parts.values()), memory.peak_bytes, rtol=1e-12)
+    tensors = sum(value for name, value in parts.items() if name not in {"communication", "reserve"})
+    np.testing.assert_allclose(tensors, memory.allocated_bytes, rtol=1e-12)
+    assert all(np.all(value >= 0) for value in parts.values())
+
+
+@law
+def test_no_told_stage_of_a_layout_is_fuller_than_its_worst(number: int, seed: int) -> None:
+    setting, layouts = drawn(number, seed)
+    memory = of(setting, layouts)
+    for stage, parts in zip(telling_stages(setting.model, layouts), memory.stages, strict=True):
+        total = sum(np.broadcast_to(parts[name], layouts.shape) for name in CATEGORIES)
+        assert np.all(~stage.exists | (total <= memory.peak_bytes * (1 + 1e-12)))
+
+
+@law
+def test_more_shards_never_take_more_memory_for_model_states(number: int, seed: int) -> None:
+    """Of each category in mixed precision. In fp32 the first split adds a shard of weights beside the gathered ones."""
+    setting, layouts = drawn(number, seed)
+    layouts = only(layouts, (layouts.zero > 0) & (layouts.dp % (2 * layouts.dp_shard) == 0))
+    wide, mixed = change(layouts, dp_shard=2 * layouts.dp_shard), setting.workload.precision != "fp32"
+    for name in STATES if mixed else ("weights", "gradients", "optimizer"):
+        never_more(_of_first_stage(setting, wide, name), _of_first_stage(setting, layouts, name))
+
+
+def _of_first_stage(setting: Setting, layouts: Layouts, name: str) -> np.ndarray:
+    """A category where every layout has it; the other stages differ in how many of the same layers they hold."""
+    return np.broadcast_to(of(setting, layouts).stages[0][name], layouts.shape)
+
+
+@law
+def test_each_stage_of_zero_takes_no_more_than_the_one_before(number: int, seed: int) -> None:
+    """All dp ranks as one shard group, for with replicas beside shards one more communicator takes its buffer.
+
+    Left out: in fp32, where no low-precision copy goes, moments that are swapped out (ZeRO-1 then only adds a shard of
+    the weights) and experts that no rank shares (ZeRO-3 gathers them beside what it holds anyway).
+    """
+    setting, layouts = drawn(number, seed)
+    shared = layouts.tp * layouts.cp * layouts.dp > layouts.ep
+    gains = (setting.workload.precision != "fp32") | ((layouts.swap_optimizer == 0) & shared)
+    layouts = only(layouts, (layouts.zero == 3) & (layouts.dp * layouts.cp > 1) & gains)
+    layouts = change(layouts, dp_shard=layouts.dp)
+    ladder = [peaks(setting, change(layouts, zero=zero)) for zero in (3, 2, 1)]
+    ladder.append(peaks(setting, change(layouts, zero=0, dp_shard=1)))
+    for fewer, more in pairwise(ladder):
+        never_more(fewer, more)
+
+
+@law
+def test_more_tensor_parallelism_never_keeps_more_weights(number: int, seed: int) -> None:
+    setting, layouts = drawn(number, seed)
+    layouts = only(layouts, (layouts.tp > 1) & (layouts.ep == 1))
+    half = change(layouts, tp=layouts.tp // 2, sp=np.where(layouts.tp > 2, layouts.sp, 0))
+    for name in STATES:
+        never_more(_of_first_stage(setting, layouts, name), _of_first_stage(setting, half, name))
+
+
+@law
+def test_recomputing_more_never_keeps_more_activations(number: int, seed: int) -> None:
+    """Of the category alone: the working set of a recomputed layer counts as transient."""
+    setting, layouts = drawn(number, seed)
+    layouts = change(layouts, recompute_layers=0, swap_optimizer=0)
+    none, selective, full = (
+        _of_first_stage(setting, change(layouts, recompute=RECOMPUTES.index(name)), "activations")
+        for name in ("none", "selective", "full")
+    )
+    never_more(selective, none)
+    never_more(full, selective)
+
+
+@law
+def test_each_further_recomputed_layer_keeps_no_more_activations(number: int, seed: int) -> None:
+    setting, layouts = drawn(number, seed)
+    slots = setting.model.n_layers + layouts.short_first + layouts.short_last
+    layouts = only(layouts, slots // (layouts.pp * layouts.vpp) > 3)
+    layouts = change(layouts, recompute=RECOMPUTES.index("full"), swap_optimizer=0)
+    one, two, every = (
+        _of_first_stage(setting, change(layouts, recompute_layers=count), "activations") for count in (1, 2, 0)
+    )
+    never_more(two, one)
+    never_more(every, two)
+
+
+@law
+def test_selective_recompute_never_takes_more_in_all(number: int, seed: int) -> None:
+    """What one layer redoes is no more than what each layer in flight no longer keeps."""
+    setting, layouts = drawn(number, seed)
+    layouts = change(layouts, recompute_layers=0, activation_offload=0)
+    none, selective = (
+        peaks(setting, change(layouts, recompute=RECOMPUTES.index(name))) for name in ("none", "selective")
+    )
+    never_more(selective, none)
+
+
+@law
+def test_swapping_the_optimizer_never_takes_more_device_memory(number: int, seed: int) -> None:
+    setting, layouts = drawn(number, seed)
+    kept, swapped = (of(setting, change(layouts, swap_optimizer=swap)) for swap in (0, 1))
+    never_more(swapped.peak_bytes, kept.peak_bytes)
+    assert np.all(swapped.host_bytes > kept.host_bytes)
+
+
+@law
+def test_offloading_activations_never_takes_more_device_memory(number: int, seed: int) -> None:
+    setting, layouts = drawn(number, seed)
+    kept, offloaded = (of(setting, change(layouts, activation_offload=offload)) for offload in (0, 1))
+    never_more(offloaded.peak_bytes, kept.peak_bytes)
+    assert np.all(offloaded.host_bytes >= kept.host_bytes)
+
+
+@law
+def test_a_larger_micro_batch_takes_more_memory(number: int, seed: int) -> None:
+    setting, layouts = drawn(number, seed)
+    assert np.all(peaks(setting, change(layouts, micro_batch=2 * layouts.micro_batch)) >= peaks(setting, layouts))
+
+
+@law
+def test_columns_that_broadcast_give_the_same_memory_as_rows(number: int, seed: int) -> None:
+    """Rows x ZeRO x recomputation, as the search lays them out, against one layout at a time."""
+    setting, layouts = drawn(number, seed)
+    rows = layouts.take(np.arange(min(layouts.size, 5)))
+    block = {name: getattr(rows, name).reshape(-1, 1, 1) for name in Layouts.__dataclass_fields__}
+    block["zero"], block["dp_shard"] = np.array([0, 2, 3]).reshape(1, -1, 1), np.array([1, 1, 1]).reshape(1, -1, 1)
+    block["recompute"] = np.arange(3).reshape(1, 1, -1)
+    wide = Layouts(**block)
+    together = of(setting, wide)
+    for index in range(wide.size):
+        alone = estimate(setting, wide.one(index))
+        assert np.broadcast_to(together.peak_bytes, wide.shape).flat[index] == alone.peak_bytes.item()
+        assert np.broadcast_to(together.host_bytes, wide.shape).flat[index] == np.asarray(alone.host_bytes).item()
+
+
+def test_host_memory_counts_no_rank_that_a_layout_does_not_have() -> None:
+    """Two short ranks of 7 and 7 layers have no middle one of 8."""
+    model = replace(dense_16(), n_layers=14)
+    setting = setting_of(model, 2, batch=8, seq_len=512)
+    layout = Layout(pp=2, schedule="1f1b", accumulation=8, short_first=1, short_last=1, swap_optimizer=True)
+    fullest = max(params for params, _, _ in by_rank(setting, layout))
+    assert np.asarray(estimate(setting, layout).host_bytes).item() == pytest.approx(12 * fullest)
+
+
+def test_an_interleaved_pipeline_keeps_one_set_of_logits() -> None:
+    """Its last virtual stage goes from forward to backward at once, so vpp does not multiply the logits."""
+    model = replace(dense_16(), vocab_size=256_000)
+    setting = setting_of(model, 4, stack=MEGATRON, batch=8, seq_len=2048)
+    one, two = (
+        estimate(setting, Layout(pp=4, schedule=schedule, vpp=vpp, accumulation=8)).stages[-1]["activations"].item()
+        for schedule, vpp in (("1f1b", 1), ("interleaved", 2))
+    )
+    logits = 2048 * 256_000 * 4
+    assert logits < one < 1.2 * logits
+    assert logits < two < 1.2 * logits

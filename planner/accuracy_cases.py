@@ -1,0 +1,115 @@
+"""Cases: rows of a measured run table beside what is predicted for them, and the sweeps they form."""
+
+from __future__ import annotations
+
+import math
+from collections import defaultdict
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from .evaluate import EvaluatedTable, Evaluation
+
+# Tables whose memory is what the device reports (nvidia-smi), and what the allocator of the last rank logs; in all
+# others it is the peak of torch's allocator on the worst rank.
+_DEVICE_MEMORY = frozenset({"bigscience-tr11", "bigscience-v100", "dlperf-oneflow"})
+_LAST_RANK_MEMORY = frozenset({"megatron-lm-ci-golden"})
+# What rows of one sweep share: they differ in layout only.
+_SWEEP = (
+    "source model hidden layers heads seq n_devices global_batch precision device flash_attention "
+    "inter_node_gb_per_s_per_device"
+)
+_SHOWN = (
+    "model n_devices tp sp pp vpp dp cp ep zero_stage_or_distopt schedule micro_batch global_batch recompute precision"
+)
+SMALLEST_SWEEP = 5
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Case:
+    """One measured run and its prediction.
+
+    Attributes:
+        label: the row's identity, model and layout in words.
+        sweep: what rows of one sweep share.
+        outcome: `ok` or `oom`, as measured.
+        time_s, memory_gib: (predicted, measured); None where either is absent.
+    """
+
+    identity: str
+    source: str
+    label: str
+    sweep: tuple[str, ...]
+    outcome: str
+    evaluation: Evaluation
+    time_s: tuple[float, float] | None
+    memory_gib: tuple[float, float] | None
+
+
+def cases_of(evaluated: EvaluatedTable) -> tuple[Case, ...]:
+    """The rows of a measured table as cases, in order."""
+    keys = [name.strip().lower() for name in evaluated.table.header]
+    rows = [dict(zip(keys, map(str.strip, row), strict=True)) for row in evaluated.table.rows]
+    return tuple(_case(row, evaluation) for row, evaluation in zip(rows, evaluated.evaluations, strict=True))
+
+
+def sweeps_of(cases: tuple[Case, ...]) -> dict[tuple[str, ...], list[Case]]:
+    """Timed cases that differ in layout only, SMALLEST_SWEEP or more of them, in the order of the table."""
+    found: dict[tuple[str, ...], list[Case]] = defaultdict(list)
+    for case in cases:
+        if case.time_s:
+            found[case.sweep].append(case)
+    return {key: members for key, members in found.items() if len(members) >= SMALLEST_SWEEP}
+
+
+def _case(row: dict[str, str], evaluation: Evaluation) -> Case:
+    source = row.get("source", "")
+    return Case(
+        identity=row.get("id", ""),
+        source=source,
+        label=_label(row),
+        sweep=tuple(row.get(name, "") for name in _SWEEP.split()),
+        outcome=row.get("outcome", "") or "ok",
+        evaluation=evaluation,
+        time_s=_pair(evaluation.step_time_s, _measured_step_s(row)),
+        memory_gib=_pair(_predicted_gib(source, evaluation), _positive(row.get("peak_mem_gib", ""))),
+    )
+
+
+def _pair(predicted: float | None, measured: float | None) -> tuple[float, float] | None:
+    return None if predicted is None or measured is None else (predicted, measured)
+
+
+def _predicted_gib(source: str, evaluation: Evaluation) -> float | None:
+    if source in _LAST_RANK_MEMORY:
+        return evaluation.last_rank_gib
+    return evaluation.device_gib if source in _DEVICE_MEMORY else evaluation.allocated_gib
+
+
+def _measured_step_s(row: dict[str, str]) -> float | None:
+    """The step time as published, or from tokens a second and device, or from samples a second."""
+    step = _positive(row.get("step_time_s", ""))
+    if step is not None:
+        return step
+    batch, seq, devices = (_positive(row.get(name, "")) for name in ("global_batch", "seq", "n_devices"))
+    tokens = _positive(row.get("tokens_per_s_per_device", ""))
+    if batch and seq and devices and tokens:
+        return batch * seq / (tokens * devices)
+    samples = _positive(row.get("samples_per_s", ""))
+    return batch / samples if batch and samples else None
+
+
+def _positive(text: str) -> float | None:
+    try:
+        value = float(text)
+    except ValueError:
+        return None
+    return value if math.isfinite(value) and value > 0 else None
+
+
+def _label(row: dict[str, str]) -> str:
+    """Model and layout, `name=value` for what the row gives and is not 1 or none."""
+    given = [(name, row.get(name, "")) for name in _SHOWN.split()]
+    return " ".join(
+        value if name == "model" else f"{name}={value}" for name, value in given if value not in {"", "1", "none"}
+    )
