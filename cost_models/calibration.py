@@ -15,6 +15,15 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 
+_SHARES = (
+    "gemm_efficiency",
+    "vector_efficiency",
+    "optimizer_efficiency",
+    "attention_forward_efficiency",
+    "attention_backward_efficiency",
+)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Calibration:
     """Constants of one device family.
@@ -64,7 +73,11 @@ class Calibration:
                 raise TitanPlanError(
                     "C610", f"calibration {self.name}: {field.name} is {value!r}", "a finite number of at least 0"
                 )
-        for key in ("gemm_efficiency", "vector_efficiency", "optimizer_efficiency", "attention_forward_efficiency"):
+        if self.memory_sigma == 0:
+            raise TitanPlanError(
+                "C610", f"calibration {self.name}: memory_sigma is 0", "above 0: P(fits) is measured in it"
+            )
+        for key in _SHARES:
             if not 0 < getattr(self, key) <= 1:
                 raise TitanPlanError(
                     "C610",

@@ -268,7 +268,7 @@ _OTHER_CODES: Final = (
         title="keys exclude each other",
         explanation="Two keys say the same thing in two ways, and neither would clearly win.",
         example="model: name beside hf_config",
-        source="runtime/config.py",
+        source="runtime/config_model.py",
     ),
     Code(
         code="C616",

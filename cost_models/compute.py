@@ -110,7 +110,7 @@ class ComputeModel:
         """Adding a weight gradient to the accumulated one: read both, write one; free where the GEMM does it."""
         if self.stack.fused_accumulation:
             return np.asarray(0.0)
-        each = self.workload.numbers.weight_bytes + 2 * self.stack.gradient_bytes
+        each = self.workload.numbers.weight_bytes + 2 * self._gradient_bytes
         return self._vector_s(gemm.k * gemm.n * gemm.count * each, 1)
 
     def gemm_s(self, m: Column, k: Column, n: Column, count: Column | float = 1.0) -> Column:
@@ -145,12 +145,18 @@ class ComputeModel:
         busy = n_bytes / (self.device.memory_bandwidth_bytes_per_s * fit.vector_efficiency)
         return np.asarray(busy + np.where(np.asarray(n_bytes) > 0, kernels * fit.vector_launch_s, 0.0))
 
+    @property
+    def _gradient_bytes(self) -> int:
+        """Of an accumulated gradient; the stack's choice is one of mixed precision."""
+        numbers = self.workload.numbers
+        return self.stack.gradient_bytes if numbers.main_weight_bytes else numbers.weight_bytes
+
     def optimizer_s(self, parameters: Column) -> Column:
         """Update of `parameters` elements: reads gradient, main weight, moments; writes the last two and the copy."""
         numbers, fit = self.workload.numbers, self.calibration
         state = self.workload.optimizer_state_bytes + (numbers.main_weight_bytes or numbers.weight_bytes)
         copy = numbers.weight_bytes if numbers.main_weight_bytes else 0
-        moved = parameters * (self.stack.gradient_bytes + 2 * state + copy)
+        moved = parameters * (self._gradient_bytes + 2 * state + copy)
         return np.asarray(moved / (self.device.memory_bandwidth_bytes_per_s * fit.optimizer_efficiency))
 
 

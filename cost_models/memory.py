@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from cost_models.parameters import telling_stages
+from cost_models.parameters import expert_shard_degree, telling_stages
 from cost_models.stage_memory import ModelParts, StageMemory, first_with
 
 if TYPE_CHECKING:
@@ -77,7 +77,7 @@ class MemoryModel:
     def estimate(self) -> MemoryEstimate:
         """Evaluate the telling stages and take the worst."""
         peaks = np.broadcast_arrays(*(stage.tensors for stage in self.stages))
-        highest = np.maximum(np.maximum(peaks[0], peaks[1]), peaks[2])
+        highest = reduce(np.maximum, peaks)
         worst = first_with(highest, peaks)
         ranks = [np.broadcast_to(stage.stage.rank, worst.shape) for stage in self.stages]
         return MemoryEstimate(
@@ -105,14 +105,14 @@ class MemoryModel:
             left = limit - stage.static
             room = np.where(stage.swap_slices <= left, left - stage.by_shard, -np.inf)
             fine.append(stage.by_recompute <= room)
-        return fine[0] & fine[1] & fine[2]
+        return reduce(np.logical_and, fine)
 
     def fits_host(self, limit_bytes: float) -> Column:
         """Whether what is swapped and offloaded stays within a limit, bytes a device."""
         if all(stage.offloaded.max() + stage.swapped.max() <= limit_bytes for stage in self.stages):
             return np.asarray(True)
         fine = [stage.offloaded <= limit_bytes - stage.swapped for stage in self.stages]
-        return fine[0] & fine[1] & fine[2]
+        return reduce(np.logical_and, fine)
 
     def least_peak_bytes(self) -> Column:
         """For each row of a search's block a peak that none of its layouts stays under."""
@@ -153,5 +153,7 @@ def communicator_sizes(setting: Setting, layouts: Layouts) -> tuple[Column, ...]
     shard = np.where(x.zero > 0, x.dp_shard * x.cp, 1)
     groups = [x.tp * x.cp * x.pp * x.dp, x.tp, x.cp, x.pp, shard, x.dp * x.cp // shard]
     if setting.model.moe:
-        groups += [x.ep, np.where(x.ep > 1, x.tp * x.cp * x.dp // np.maximum(x.ep, 1), 1)]
+        # The replicas of a shard of experts are those of dense shards: one communicator serves both.
+        alike = np.where(x.zero > 0, expert_shard_degree(x), x.tp * x.cp * x.dp // np.maximum(x.ep, 1))
+        groups += [x.ep, np.where(x.ep > 1, alike, 1)]
     return tuple(groups)

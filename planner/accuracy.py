@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
 _WORST = 15
+_TINY_MODELS = frozenset({"megatron-lm-ci-golden"})
 _INTRODUCTION = """# Accuracy
 
 Predicted against measured, over {rows} published runs (their sources are in the table of measurements).
@@ -40,6 +41,27 @@ second and device x devices). Memory is the peak of torch's allocator on the wor
 the device reports, for megatron-lm-ci-golden the last rank's, as they were measured. Rows that are predicted not to
 fit keep their step time. What an empty cell of a row is taken for, and which program it is taken to have run on, is
 told in `planner/run_table.py`, `run_layout.py` and `run_model.py`.
+"""
+
+_RANKING = """## Ranking
+
+A sweep is {smallest} or more layouts of one source, model, sequence, batch, precision and number of devices; repeated
+measurements of a layout are taken as their median. `tau` is Kendall's tau-b (1: same order), `pairs` the share of
+pairs put in the right order. `regret` is how much slower the layout with the best predicted time (of those predicted
+to fit) was than the best of its sweep.
+
+"""
+_FITS = """## Fits or not
+
+Runs that fitted, and runs that went out of memory, and how many of each were called right. Only runs that worked are
+published as a rule: the first column is what a memory model that is too cautious fails, the second one that is too
+bold. Many of the former hide a setting that their source did not print (recomputation, ZeRO, a fused loss).
+
+"""
+_WORST_TITLE = """## The {n} worst step times
+
+Without megatron-lm-ci-golden: its models are tiny and its times those of the host, of use for memory only.
+
 """
 
 
@@ -101,20 +123,13 @@ def _error_cells(members: Sequence[Case], pairs: Sequence[tuple[float, float]]) 
 
 def _order_section(cases: Sequence[Case]) -> str:
     by_source: dict[str, list[Order]] = defaultdict(list)
-    for members in sweeps_of(tuple(cases)).values():
-        pairs = [case.time_s for case in members if case.time_s]
-        fits = [bool(case.evaluation.fits) for case in members]
-        by_source[members[0].source].append(order_of(pairs, fits))
+    for sweep in sweeps_of(cases):
+        by_source[sweep.source].append(order_of(sweep.times_s, sweep.fits))
     everything = [order for orders in by_source.values() for order in orders]
     rows = [[source, *_order_cells(orders)] for source, orders in sorted(by_source.items())]
     rows.append(["**all**", *_order_cells(everything)])
-    return (
-        f"## Ranking\n\nA sweep is {SMALLEST_SWEEP} or more runs of one source, model, sequence, batch, precision and "
-        "number of devices that differ in\nlayout only. `tau` is Kendall's tau-b (1: same order), `pairs` the share of "
-        "pairs put in the right order. `regret` is how\nmuch slower the layout with the best predicted time (of those "
-        "predicted to fit) was than the best of its sweep.\n\n"
-        + _table(("source", "sweeps", "rows", "mean tau", "pairs", "mean regret", "max regret", "best picked"), rows)
-    )
+    header = ("source", "sweeps", "layouts", "mean tau", "pairs", "mean regret", "max regret", "best picked")
+    return _RANKING.format(smallest=SMALLEST_SWEEP) + _table(header, rows)
 
 
 def _order_cells(orders: Sequence[Order]) -> tuple[str, ...]:
@@ -141,15 +156,12 @@ def _fits_section(cases: Sequence[Case]) -> str:
         if called:
             right = f"{sum(not fits for fits in failed)} of {len(failed)}" if failed else ""
             rows.append([source, f"{sum(map(bool, ran))} of {len(ran)}" if ran else "", right])
-    return (
-        "## Fits or not\n\nRuns that fitted, and runs that went out of memory, and how many of each were called right."
-        "\nOnly runs that worked are published as a rule: the second column is what a memory model that is too "
-        "cautious fails.\n\n" + _table(("source", "ran, called ok", "out of memory, called so"), rows)
-    )
+    return _FITS + _table(("source", "ran, called so", "out of memory, called so"), rows)
 
 
 def _worst_section(cases: Sequence[Case]) -> str:
-    timed = [(case.time_s[0] / case.time_s[1], case) for case in cases if case.time_s]
+    shown = (case for case in cases if case.source not in _TINY_MODELS)
+    timed = [(case.time_s[0] / case.time_s[1], case) for case in shown if case.time_s]
     worst = sorted(timed, key=lambda pair: (-max(pair[0], 1 / pair[0]), pair[1].identity))[:_WORST]
     rows = [
         [case.identity, case.source, case.label, f"{case.time_s[0]:.4g}", f"{case.time_s[1]:.4g}", f"{ratio:.2f}"]
@@ -157,7 +169,7 @@ def _worst_section(cases: Sequence[Case]) -> str:
         if case.time_s
     ]
     header = ("id", "source", "run", "predicted s", "measured s", "ratio")
-    return f"## The {len(rows)} worst step times\n\n" + _table(header, rows)
+    return _WORST_TITLE.format(n=len(rows)) + _table(header, rows)
 
 
 def _excluded_section(cases: Sequence[Case]) -> str:

@@ -3,11 +3,16 @@
 from __future__ import annotations
 
 import math
+import statistics
 from collections import defaultdict
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from .run_table import Refusal, Run
+
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from .evaluate import EvaluatedTable, Evaluation
 
 # Tables whose memory is what the device reports (nvidia-smi), and what the allocator of the last rank logs; in all
@@ -32,6 +37,7 @@ class Case:
     Attributes:
         label: the row's identity, model and layout in words.
         sweep: what rows of one sweep share.
+        layout: its layout spelled out; empty where it was not read.
         outcome: `ok` or `oom`, as measured.
         time_s, memory_gib: (predicted, measured); None where either is absent.
     """
@@ -40,35 +46,67 @@ class Case:
     source: str
     label: str
     sweep: tuple[str, ...]
+    layout: str
     outcome: str
     evaluation: Evaluation
     time_s: tuple[float, float] | None
     memory_gib: tuple[float, float] | None
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sweep:
+    """Runs that differ in layout only: a layout that was measured more than once stands once, with its median.
+
+    Attributes:
+        times_s: (predicted, measured) of each layout.
+        fits: whether the layout is predicted to fit.
+    """
+
+    source: str
+    times_s: tuple[tuple[float, float], ...]
+    fits: tuple[bool, ...]
+
+
 def cases_of(evaluated: EvaluatedTable) -> tuple[Case, ...]:
     """The rows of a measured table as cases, in order."""
-    keys = [name.strip().lower() for name in evaluated.table.header]
-    rows = [dict(zip(keys, map(str.strip, row), strict=True)) for row in evaluated.table.rows]
-    return tuple(_case(row, evaluation) for row, evaluation in zip(rows, evaluated.evaluations, strict=True))
+    table = evaluated.table
+    keys = [name.strip().lower() for name in table.header]
+    rows = (dict(zip(keys, map(str.strip, row), strict=True)) for row in table.rows)
+    parts = zip(rows, table.runs, evaluated.evaluations, strict=True)
+    return tuple(_case(row, run, evaluation) for row, run, evaluation in parts)
 
 
-def sweeps_of(cases: tuple[Case, ...]) -> dict[tuple[str, ...], list[Case]]:
-    """Timed cases that differ in layout only, SMALLEST_SWEEP or more of them, in the order of the table."""
-    found: dict[tuple[str, ...], list[Case]] = defaultdict(list)
+def sweeps_of(cases: Sequence[Case]) -> tuple[Sweep, ...]:
+    """The sweeps of SMALLEST_SWEEP or more layouts, in the order of the table."""
+    by_layout: dict[tuple[str, ...], dict[str, list[Case]]] = defaultdict(lambda: defaultdict(list))
     for case in cases:
         if case.time_s:
-            found[case.sweep].append(case)
-    return {key: members for key, members in found.items() if len(members) >= SMALLEST_SWEEP}
+            by_layout[case.sweep][case.layout].append(case)
+    return tuple(_sweep(layouts) for layouts in by_layout.values() if len(layouts) >= SMALLEST_SWEEP)
 
 
-def _case(row: dict[str, str], evaluation: Evaluation) -> Case:
+def _sweep(layouts: dict[str, list[Case]]) -> Sweep:
+    each = list(layouts.values())
+    return Sweep(
+        source=each[0][0].source,
+        times_s=tuple(_median_pair(members) for members in each),
+        fits=tuple(bool(members[0].evaluation.fits) for members in each),
+    )
+
+
+def _median_pair(members: list[Case]) -> tuple[float, float]:
+    pairs = [case.time_s for case in members if case.time_s]
+    return statistics.median(p for p, _ in pairs), statistics.median(m for _, m in pairs)
+
+
+def _case(row: dict[str, str], run: Run | Refusal, evaluation: Evaluation) -> Case:
     source = row.get("source", "")
     return Case(
         identity=row.get("id", ""),
         source=source,
         label=_label(row),
         sweep=tuple(row.get(name, "") for name in _SWEEP.split()),
+        layout=run.layout.name if isinstance(run, Run) else "",
         outcome=row.get("outcome", "") or "ok",
         evaluation=evaluation,
         time_s=_pair(evaluation.step_time_s, _measured_step_s(row)),

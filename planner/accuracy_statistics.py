@@ -78,8 +78,8 @@ def order_of(pairs: Sequence[tuple[float, float]], fits: Sequence[bool] | None =
         fits: layouts that may be picked; all where none is given or none fits.
     """
     signs = [_signs(a, b) for a, b in itertools.combinations(pairs, 2)]
-    allowed = [pair for pair, may in zip(pairs, fits or (), strict=False) if may] or pairs
-    picked = min(allowed)[1]
+    allowed = [pair for pair, may in zip(pairs, fits, strict=True) if may] if fits else []
+    picked = min(allowed or pairs)[1]
     return Order(
         rows=len(pairs),
         tau=kendall_tau_b([p for p, _ in pairs], [m for _, m in pairs]),

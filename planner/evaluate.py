@@ -139,7 +139,7 @@ def evaluate_runs(source: Path | str, *, calibration: Calibration | None = None)
             if broken:
                 found[index] = broken
             else:
-                shared[_without_counts(setting)].append(index)
+                shared[_without_batch(setting)].append(index)
     for setting, indices in shared.items():
         for index, evaluation in zip(indices, _predicted(setting, _runs(table, indices)), strict=True):
             found[index] = evaluation
@@ -204,9 +204,9 @@ def _setting(run: Run, calibration: Calibration | None) -> Setting:
     return setting
 
 
-def _without_counts(setting: Setting) -> Setting:
-    """The setting for memory and step time alone: neither reads the global batch or the number of devices."""
-    return replace(setting, workload=replace(setting.workload, global_batch=1), n_devices=1)
+def _without_batch(setting: Setting) -> Setting:
+    """The setting for memory and step time alone, neither of which reads the global batch: the layout has it all."""
+    return replace(setting, workload=replace(setting.workload, global_batch=1))
 
 
 def _refused(refusal: Refusal) -> Evaluation:
@@ -231,7 +231,7 @@ def _violations(setting: Setting, runs: list[Run]) -> list[Evaluation | None]:
 
 
 def _predicted(setting: Setting, runs: list[Run]) -> list[Evaluation]:
-    """Predictions of valid runs that differ in layout, global batch and number of devices only."""
+    """Predictions of valid runs that differ in layout and global batch only."""
     layouts = Layouts.of([run.layout for run in runs])
     with np.errstate(all="ignore"):
         prediction = predict(setting, layouts)
@@ -243,7 +243,7 @@ def _predicted(setting: Setting, runs: list[Run]) -> list[Evaluation]:
             _last_rank_bytes(prediction.memory, layouts) / _GIB,
         )
     return [
-        _evaluation(replace(setting, workload=run.workload, n_devices=run.n_devices), run, *map(float, numbers))
+        _evaluation(replace(setting, workload=run.workload), run, *map(float, numbers))
         for run, *numbers in zip(runs, *columns, strict=True)
     ]
 
@@ -251,7 +251,7 @@ def _predicted(setting: Setting, runs: list[Run]) -> list[Evaluation]:
 def _last_rank_bytes(memory: MemoryEstimate, layouts: Layouts) -> Column:
     """What the allocator holds on the last pipeline rank; one rank is its own last."""
     sums = [sum(stage[name] for name in ALLOCATED) for stage in memory.stages]
-    return np.broadcast_to(np.where(layouts.pp > 1, sums[2], sums[0]), layouts.shape)
+    return np.broadcast_to(np.where(layouts.pp > 1, sums[-1], sums[0]), layouts.shape)
 
 
 def _evaluation(

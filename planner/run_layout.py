@@ -13,6 +13,8 @@ sp: empty is on where tp > 1, except for the stack megatron-deepspeed, which has
 options (context-parallel-algo, `a2a`), else ring, Megatron's own.
 Layers that do not split over pp x vpp, but do with two more, leave first and last stage one layer short, where
 embedding and head stand (Llama 3, BLOOM, zero-bubble). Other uneven splits are not modelled: rule D201 refuses them.
+ep: Megatron cuts experts by tp as well (expert-tensor-parallel-size, by default tp; NeMo's recipes set 1), which a
+layout cannot say; ep x tp ranks that hold the same bytes stand for it where the experts divide.
 FSDP with accumulation reduces gradients after every micro batch, as PyTorch's FSDP without no_sync does.
 """
 
@@ -96,13 +98,14 @@ def layout_of(
     per_stage = (model.n_layers + 2 * short) // (d.pp * vpp)
     recompute, recompute_layers, more_notes = _recompute(cells, per_stage, vpp)
     zero, shard = _zero(cells, stack, d)
+    ep, ep_notes = _expert_degree(cells, d, model, stack)
     sp = cells.flag("sp")
     layout = Layout(
         tp=d.tp,
         sp=d.tp > 1 and (stack.name != "megatron-deepspeed" if sp is None else sp),
         cp=d.cp,
         cp_kind=_context_kind(cells) if d.cp > 1 else "none",
-        ep=cells.whole("ep") or 1,
+        ep=ep,
         pp=d.pp,
         vpp=vpp,
         dp=d.dp,
@@ -119,7 +122,7 @@ def layout_of(
         short_first=short,
         short_last=short,
     )
-    return layout, notes + more_notes
+    return layout, notes + more_notes + ep_notes
 
 
 def _shortage(n_layers: int, pp: int, vpp: int) -> int:
@@ -172,6 +175,20 @@ def _recompute(cells: Cells, per_stage: int, vpp: int) -> tuple[str, int, tuple[
     if not layers:
         return "none", 0, note
     return "full", 0 if layers >= per_stage else layers, note
+
+
+def _expert_degree(cells: Cells, degrees: Degrees, model: ModelSpec, stack: Stack) -> tuple[int, tuple[str, ...]]:
+    """Ranks over which experts are dealt, and what is approximated."""
+    ep = cells.whole("ep") or 1
+    if ep == 1 or model.moe is None or not stack.name.startswith(("megatron", "mindspeed")):
+        return ep, ()
+    default = 1 if "nemo" in cells.text("other_flags").lower() else degrees.tp
+    cut = cells.option_count("expert-tensor-parallel-size") or default
+    if cut == 1:
+        return ep, ()
+    if model.moe.experts % (ep * cut):
+        return ep, (f"experts cut by tp {cut} are predicted whole",)
+    return ep * cut, (f"experts over ep {ep} and cut by tp {cut} are predicted as ep {ep * cut}",)
 
 
 def _zero(cells: Cells, stack: Stack, degrees: Degrees) -> tuple[int, int]:

@@ -6,11 +6,14 @@ run_layout.py, here those of cluster, workload and stack:
 - device: a name of the catalogue or a cluster file; empty, the text in `hardware`. devices_per_node and
   inter_node_gb_per_s_per_device override it.
 - precision: empty is the device's half precision. Every fp8 form is "fp8"; NVFP4 too, since fp4 has no peak here.
-- flash_attention: empty is 1; 0 for the stack megatron-deepspeed (older than it) and for devices without bf16 (V100).
+- flash_attention: empty is 1, except where the program's own default is unfused attention: devices without bf16
+  (V100: the kernels do not exist), the stack megatron-deepspeed (older than them), and megatron with a plain MLP
+  (Megatron-LM's GPT examples; use-flash-attn is off by default) unless the options name flash attention,
+  transformer_engine or NeMo; attention-backend=unfused is 0.
 - dropout: a plain MLP under the megatron stacks drops out, as GPT-2 and GPT-3 trained (Megatron's default of 0.1).
 - stack (optional column): a name of cost_models/stack.py. Empty, what the row says of itself: FSDP -> fsdp; Ascend
-  -> mindformers (parallel_optimizer), mindspeed-mc2 (use-mc2, or its notes say so), else mindspeed; DeepSpeed in its words ->
-  megatron-deepspeed; else megatron.
+  -> mindformers (parallel_optimizer), mindspeed-mc2 (use-mc2, or its notes say so), else mindspeed; DeepSpeed in its
+  words -> megatron-deepspeed; else megatron.
 - memory_quantity (optional column): `allocated` (torch's peak, the default) or `device` (what nvidia-smi shows).
 """
 
@@ -45,6 +48,7 @@ _READ = (
 )
 READ_COLUMNS: tuple[str, ...] = tuple(_READ.split())
 MEMORY_QUANTITIES = ("allocated", "device")
+_FUSED_WORDS = ("use-flash-attn", "attention-backend=flash", "attention-backend=fused", "transformer_engine", "nemo")
 _HINT = "a CSV with a header such as model,device,n_devices,tp,pp,micro_batch,global_batch,seq"
 
 
@@ -179,7 +183,7 @@ def _run(cells: Cells) -> Run:
         seq_len=seq_len,
         global_batch=batch.whole,
         precision=precision,
-        fused_attention=_is_fused(cells, cluster, stack, degrees.cp),
+        fused_attention=_is_fused(cells, cluster, stack, model, degrees.cp),
         dropout=not model.gated_mlp and stack.name.startswith("megatron"),
     )
     return Run(
@@ -253,11 +257,16 @@ def _precision(cells: Cells, cluster: ClusterSpec) -> tuple[str, tuple[str, ...]
     raise unreadable("precision", text, "bf16, fp16, fp32 or fp8 is known")
 
 
-def _is_fused(cells: Cells, cluster: ClusterSpec, stack: Stack, cp: int) -> bool:
+def _is_fused(cells: Cells, cluster: ClusterSpec, stack: Stack, model: ModelSpec, cp: int) -> bool:
     given = cells.flag("flash_attention")
     if given is not None:
         return given
-    return cp > 1 or (stack.name != "megatron-deepspeed" and cluster.device.has_precision("bf16"))
+    flags = cells.text("other_flags").lower()
+    if cp == 1 and ("attention-backend=unfused" in flags or not cluster.device.has_precision("bf16")):
+        return False
+    if cp > 1 or any(word in flags for word in _FUSED_WORDS):
+        return True
+    return stack.name != "megatron-deepspeed" and (model.gated_mlp or stack.name != "megatron")
 
 
 def _memory_quantity(cells: Cells) -> str:

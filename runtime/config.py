@@ -108,7 +108,9 @@ class PlanSummary:
         layout: name of the layout predicted for; an edited file has another one.
         step_time_low_s, step_time_high_s: 80 % interval.
         p_fits: probability that the peak stays below the device's memory.
-        memory_bytes, time_s: by category, of the worst stage.
+        worst_stage: pipeline rank with the peak.
+        memory_bytes: parts of the peak, by category.
+        time_s: parts of the step; communication_s, computing_s: what is in two of them.
         inputs: what the search was asked, as text.
     """
 
@@ -122,10 +124,13 @@ class PlanSummary:
     mfu: float = 0.0
     hfu: float = 0.0
     headroom_bytes: int = 0
+    host_bytes_per_node: int = 0
     p_fits: float = 0.0
     worst_stage: int = 0
-    memory_bytes: Mapping[str, float] = field(default_factory=dict)
+    memory_bytes: Mapping[str, int] = field(default_factory=dict)
     time_s: Mapping[str, float] = field(default_factory=dict)
+    communication_s: Mapping[str, float] = field(default_factory=dict)
+    computing_s: Mapping[str, float] = field(default_factory=dict)
     inputs: Mapping[str, str] = field(default_factory=dict)
 
 

@@ -194,10 +194,13 @@ class PlanSection(_Section):
     mfu: NotNegative = 0.0
     hfu: NotNegative = 0.0
     headroom_bytes: Whole = 0
+    host_bytes_per_node: Whole = 0
     p_fits: NotNegative = 0.0
     worst_stage: Whole = 0
-    memory_bytes: dict[str, Real] = {}
+    memory_bytes: dict[str, Whole] = {}
     time_s: dict[str, Real] = {}
+    communication_s: dict[str, Real] = {}
+    computing_s: dict[str, Real] = {}
     inputs: dict[str, Text] = {}
 
 

@@ -119,5 +119,13 @@ class _Dumper(yaml.SafeDumper):
 _Dumper.add_representer(list, lambda dumper, data: dumper.represent_sequence("tag:yaml.org,2002:seq", data, True))
 
 
+def _spell_text(dumper: yaml.SafeDumper, data: str) -> yaml.ScalarNode:
+    """Text on one line: PyYAML's other styles fold line breaks, and lose a lone NEL or line separator."""
+    return dumper.represent_scalar("tag:yaml.org,2002:str", data, style=None if data.isprintable() else '"')
+
+
+_Dumper.add_representer(str, _spell_text)
+
+
 def _yaml(values: dict[str, object]) -> str:
     return yaml.dump(values, Dumper=_Dumper, sort_keys=False, allow_unicode=True, default_flow_style=False, width=120)

@@ -289,7 +289,7 @@ def random_layouts(setting: Setting, seed: int, tried: int = 20_000) -> Layouts:
 
 @cache
 def setting_number(index: int) -> Setting:
-    models = ("tiny", "llama2-7b", "qwen3-8b", "gpt2-1.5b", "mixtral-8x7b", "deepseek-v2-lite", "tiny-moe")
+    models = ("tiny", "llama2-7b", "qwen3-8b", "gpt2-1.5b", "mixtral-8x7b", "deepseek-v2-lite", moe_model(16, 3))
     clusters = ("atlas-800t-a2", "dgx-h100")
     choices = list(product(models, clusters, ("titan", "megatron", "megatron-deepspeed"), ("bf16", "fp32")))
     model, cluster, stack, precision = choices[index % len(choices)]
@@ -424,6 +424,7 @@ def test_each_further_recomputed_layer_keeps_no_more_activations(number: int, se
     )
     never_more(two, one)
     never_more(every, two)
+    never_more(*(peaks(setting, change(layouts, recompute_layers=count)) for count in (2, 1)))
 
 
 @law
@@ -473,6 +474,20 @@ def test_columns_that_broadcast_give_the_same_memory_as_rows(number: int, seed: 
         alone = estimate(setting, wide.one(index))
         assert np.broadcast_to(together.peak_bytes, wide.shape).flat[index] == alone.peak_bytes.item()
         assert np.broadcast_to(together.host_bytes, wide.shape).flat[index] == np.asarray(alone.host_bytes).item()
+
+
+@law
+def test_what_fits_is_what_stays_below_the_limit(number: int, seed: int) -> None:
+    """The search decides without forming the peak; it must decide alike, for any limit."""
+    setting, layouts = drawn(number, seed)
+    model = MemoryModel(setting, layouts)
+    memory = model.estimate()
+    np.testing.assert_array_equal(model.peak_bytes(), memory.peak_bytes)
+    for share in (0.1, 0.5, 0.9):
+        limit, host = np.quantile(memory.peak_bytes, share) + 0.5, np.quantile(memory.host_bytes, share) + 0.5
+        clear = np.abs(memory.peak_bytes / limit - 1) > 1e-9
+        assert np.array_equal(model.fits(limit)[clear], memory.peak_bytes[clear] <= limit)
+        assert np.array_equal(np.broadcast_to(model.fits_host(host), layouts.shape), memory.host_bytes <= host)
 
 
 def test_host_memory_counts_no_rank_that_a_layout_does_not_have() -> None:

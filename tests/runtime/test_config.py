@@ -1,4 +1,4 @@
-"""config.yaml: what is read, what is derived, what is refused and in which words, and that writing and reading agree."""
+"""config.yaml: what is read, derived and refused, in which words, and that writing and reading agree."""
 
 from __future__ import annotations
 
@@ -12,13 +12,14 @@ from typing import Any
 
 import pytest
 import yaml
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from cost_models.catalog import find_model, list_models
 from cost_models.errors import TitanPlanError
 from cost_models.layout import PLACEMENTS, REDUCTIONS, Layout
 from cost_models.model import ModelSpec
+from cost_models.model_files import ModelEntry
 from cost_models.schedules import SCHEDULES
 from cost_models.workload import OPTIMIZER_STATE_BYTES, PRECISIONS, Workload
 from runtime.config import (
@@ -177,7 +178,7 @@ def test_what_is_no_degree_is_named_with_its_key(key: str, value: object, code: 
         ("training.lr=0", "C610", "greater than 0"),
         ("training.lr=-1e-4", "C610", "greater than 0"),
         ("training.lr=fast", "C606", "a number"),
-        ("training.batch_size=0", "C610", "at least|greater than or equal to 1"),
+        ("training.batch_size=0", "C610", "greater than or equal to 1"),
         ("training.max_steps=0", "C610", "greater than or equal to 1"),
         ("training.seed=-1", "C610", "greater than or equal to 0"),
         ("training.optimizer=lion", "C611", "adamw, adam, sgd"),
@@ -206,7 +207,7 @@ def test_wrong_values_are_told(setting: str, code: str, words: str) -> None:
     error = refused(TINY, setting)
     assert error.code == code
     assert setting.partition("=")[0].partition(".")[0] in error.message
-    assert any(word in error.hint for word in words.split("|"))
+    assert words in error.hint
 
 
 @pytest.mark.parametrize(
@@ -279,7 +280,7 @@ def test_a_model_may_be_a_config_json_beside_the_file(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("layers", "short"),
-    [([20, 20, 20, 20], (0, 0)), ([19, 21, 21, 19], (2, 2)), ([20, 20, 20, 20], (0, 0)), ([17, 21, 21, 21], (4, 0))],
+    [([20, 20, 20, 20], (0, 0)), ([19, 21, 21, 19], (2, 2)), ([17, 21, 21, 21], (4, 0))],
 )
 def test_stage_layers_are_short_first_and_last_stages(layers: list[int], short: tuple[int, int]) -> None:
     layout = read(guide(), f"distributed.stage_layers={layers}").layout
@@ -289,7 +290,8 @@ def test_stage_layers_are_short_first_and_last_stages(layers: list[int], short: 
 
 @pytest.mark.parametrize(
     ("layers", "words"),
-    [([40, 40], "4 virtual stages"), ([20, 20, 20, 19], "sums to 79"), ([19, 20, 22, 19], "differ"), ([22, 18, 18, 22], "differ")],
+    [([40, 40], "4 virtual stages"), ([20, 20, 20, 19], "sums to 79"), ([19, 20, 22, 19], "differ"),
+     ([22, 18, 18, 22], "differ")],
 )  # fmt: skip
 def test_other_stages_are_refused_with_the_shapes_that_are_taken(layers: list[int], words: str) -> None:
     error = refused(guide(), f"distributed.stage_layers={layers}")
@@ -385,6 +387,7 @@ def cases(draw: st.DrawFn) -> tuple[ModelSpec, Layout]:
     return replace(base, name=name, n_layers=n_layers), Layout(**values)
 
 
+@settings(deadline=None)  # the first examples read the catalogue and import pydantic
 @given(case=cases(), data=st.data())
 def test_what_is_written_is_read_back_equal(case: tuple[ModelSpec, Layout], data: st.DataObject) -> None:
     model, layout = case
@@ -429,8 +432,10 @@ def test_what_is_written_is_read_back_equal(case: tuple[ModelSpec, Layout], data
                 mfu=numbers,
                 hfu=numbers,
                 p_fits=numbers,
-                memory_bytes=st.dictionaries(names, numbers, max_size=2),
+                memory_bytes=st.dictionaries(names, counts, max_size=2),
                 time_s=st.dictionaries(names, numbers, max_size=2),
+                communication_s=st.dictionaries(names, numbers, max_size=2),
+                computing_s=st.dictionaries(names, numbers, max_size=2),
                 inputs=st.dictionaries(names, names, max_size=2),
             )
         ),
@@ -441,7 +446,7 @@ def test_what_is_written_is_read_back_equal(case: tuple[ModelSpec, Layout], data
 
 
 @pytest.mark.parametrize("entry", list_models(), ids=lambda entry: entry.name)
-def test_a_model_of_the_catalogue_is_written_with_its_name_and_its_dimensions(entry: Any) -> None:
+def test_a_model_of_the_catalogue_is_written_with_its_name_and_its_dimensions(entry: ModelEntry) -> None:
     config = TrainConfig(model=entry.spec, workload=Workload(seq_len=1, global_batch=1), layout=Layout())
     section = yaml.safe_load(config_text(config))["model"]
     assert section["name"] == (entry.family if entry.size else entry.name)
@@ -458,6 +463,7 @@ def test_a_written_file_is_read_from_disk(tmp_path: Path) -> None:
     assert load_config(path) == load_config(GUIDE)
 
 
+@settings(deadline=None)
 @given(
     st.recursive(st.none() | st.booleans() | st.floats() | st.integers() | st.text(), st.lists, max_leaves=5),
     st.sampled_from([f"{section}.{key}" for section, keys in guide().items() for key in keys]

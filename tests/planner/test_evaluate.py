@@ -1,0 +1,162 @@
+"""The evaluated table: statuses, kept texts, and laws that predictions keep."""
+
+from __future__ import annotations
+
+import csv
+import io
+import math
+from pathlib import Path
+
+import pytest
+
+from cost_models.calibration import calibration_of
+from cost_models.errors import TitanPlanError
+from planner.evaluate import OUTPUT_COLUMNS, EvaluatedTable, evaluate_runs, write_evaluation
+
+ROOT = Path(__file__).parents[2]
+SAMPLE = ROOT / "tests" / "data" / "runs.csv"
+MEASUREMENTS = ROOT.parent / "shared" / "measurements" / "measurements.csv"
+HEADER = "model,device,n_devices,tp,pp,dp,micro_batch,global_batch,seq,recompute,inter_node_gb_per_s_per_device"
+RUN = "llama2-7b,910B,32,2,2,8,1,256,4096,full,25"
+
+
+def rows_of(evaluated: EvaluatedTable) -> list[dict[str, str]]:
+    return list(csv.DictReader(io.StringIO(evaluated.to_csv())))
+
+
+def first_of(row: str = RUN, header: str = HEADER) -> dict[str, str]:
+    return rows_of(evaluate_runs(f"{header}\n{row}\n"))[0]
+
+
+def step_of(row: str) -> float:
+    return float(first_of(row)["predicted_step_time_s"])
+
+
+def assert_predicted(row: dict[str, str]) -> None:
+    names = OUTPUT_COLUMNS[:6]
+    low, step, high = (float(row[f"predicted_step_time_{part}s"]) for part in ("low_", "", "high_"))
+    assert all(math.isfinite(float(row[name])) and float(row[name]) > 0 for name in names), row
+    assert low < step < high
+    assert float(row["predicted_mfu"]) < 1
+    assert row["fits"] == ("true" if row["predicted_status"] == "ok" else "false")
+
+
+@pytest.mark.parametrize("row", [pytest.param(row, id=row["id"]) for row in rows_of(evaluate_runs(SAMPLE))])
+def test_each_dialect_gets_its_status_and_reason(row: dict[str, str]) -> None:
+    assert row["predicted_status"] == row["expected_status"], row["reason"]
+    assert row["expected_reason"] in row["reason"]
+    if row["predicted_status"] in {"ok", "oom"}:
+        assert_predicted(row)
+    else:
+        assert row["reason"]
+        assert [row[name] for name in OUTPUT_COLUMNS[:7]] == [""] * 7
+
+
+@pytest.mark.skipif(
+    not MEASUREMENTS.exists(), reason="the measurements lie beside the repository on some machines only"
+)
+def test_every_complete_row_of_the_measurements_is_predicted() -> None:
+    evaluated = evaluate_runs(MEASUREMENTS)
+    rows = rows_of(evaluated)
+    assert len(rows) == len(evaluated.table.rows)
+    assert sum(evaluated.counts().values()) == len(rows)
+    for row in rows:
+        if row["predicted_status"] in {"ok", "oom"}:
+            assert_predicted(row)
+        else:
+            assert row["reason"]
+    complete = evaluated.counts()["ok"] + evaluated.counts()["oom"]
+    assert complete > 0.85 * len(rows)
+
+
+def test_order_and_texts_of_the_input_are_kept() -> None:
+    text = 'note,device ,tp,"odd, name"\n"a ""b""\r\nc", A100-80G,08,=1+1\n\nx,,,\n'
+    out = list(csv.reader(io.StringIO(evaluate_runs(text).to_csv(), newline="")))
+    assert out[0] == ["note", "device ", "tp", "odd, name", *OUTPUT_COLUMNS]
+    assert out[1][:4] == ['a "b"\r\nc', " A100-80G", "08", "=1+1"]
+    assert out[2][:4] == ["x", "", "", ""]
+    assert len(out) == 3
+
+
+def test_a_prediction_does_not_depend_on_the_rows_around_it() -> None:
+    with SAMPLE.open(newline="", encoding="utf-8") as file:
+        header, *rows = csv.reader(file)
+    together = [evaluation.cells() for evaluation in evaluate_runs(SAMPLE).evaluations]
+    for row, cells in zip(rows, together, strict=True):
+        alone = io.StringIO()
+        csv.writer(alone).writerows([header, row])
+        assert evaluate_runs(alone.getvalue()).evaluations[0].cells() == cells
+
+
+def test_a_faster_network_is_never_slower() -> None:
+    slow, fast = step_of(RUN.replace("full,25", "full,12.5")), step_of(RUN.replace("full,25", "full,50"))
+    assert fast <= step_of(RUN) <= slow
+    assert fast < slow
+
+
+def test_recomputation_takes_time_and_saves_memory() -> None:
+    full, none = first_of(), first_of(RUN.replace("full", "none"))
+    assert float(full["predicted_step_time_s"]) > float(none["predicted_step_time_s"])
+    assert float(full["predicted_peak_gib"]) < float(none["predicted_peak_gib"])
+
+
+def test_tokens_a_second_follow_from_the_step_time() -> None:
+    row = first_of()
+    tokens = 256 * 4096 / (float(row["predicted_step_time_s"]) * 32)
+    assert float(row["predicted_tokens_per_s_per_device"]) == pytest.approx(tokens, rel=1e-5)
+
+
+def test_a_doubled_batch_takes_almost_twice_as_long() -> None:
+    assert 1.8 < step_of(RUN.replace(",256,", ",512,")) / step_of(RUN) < 2.0
+
+
+def test_the_memory_of_the_device_is_above_that_of_the_allocator() -> None:
+    device = first_of(f"{RUN},device", f"{HEADER},memory_quantity")
+    allocated = first_of(f"{RUN},allocated", f"{HEADER},memory_quantity")
+    assert float(device["predicted_peak_gib"]) > float(allocated["predicted_peak_gib"])
+    assert allocated["predicted_peak_gib"] == first_of()["predicted_peak_gib"]
+
+
+def test_a_given_calibration_serves_every_row() -> None:
+    text = f"{HEADER}\n{RUN}\n"
+    with_v100 = evaluate_runs(text, calibration=calibration_of("v100-32g")).evaluations[0]
+    assert with_v100.step_time_s != evaluate_runs(text).evaluations[0].step_time_s
+
+
+def test_a_batch_that_is_no_exact_product_is_invalid_with_the_arithmetic() -> None:
+    row = first_of(RUN.replace(",256,", ",257,"))
+    assert row["predicted_status"] == "invalid"
+    assert row["reason"].startswith("B501: micro batch 1 x accumulation 32 x dp 8 = 256")
+
+
+@pytest.mark.parametrize("number", ["99999999", "100000000"])
+@pytest.mark.parametrize("column", [5, 6, 7, 8])
+def test_absurd_sizes_are_answered_with_a_status(column: int, number: str) -> None:
+    cells = RUN.split(",")
+    cells[column] = number
+    row = first_of(",".join(cells))
+    if row["predicted_status"] in {"ok", "oom"}:
+        assert_predicted(row)
+    else:
+        assert row["reason"]
+
+
+def test_columns_that_evaluate_writes_are_refused_in_the_input() -> None:
+    with pytest.raises(TitanPlanError, match="predicted_mfu"):
+        evaluate_runs("tp,predicted_mfu\n1,0.5\n")
+
+
+def test_the_table_is_written_whole_and_never_over_its_input(tmp_path: Path) -> None:
+    source, out = tmp_path / "runs.csv", tmp_path / "out.csv"
+    source.write_text(f"{HEADER}\n{RUN}\n", encoding="utf-8")
+    evaluated = evaluate_runs(source)
+    write_evaluation(evaluated, out, source)
+    assert out.read_text(encoding="utf-8") == evaluated.to_csv()
+    link = tmp_path / "link.csv"
+    link.symlink_to(source)
+    for refused in (source, link, tmp_path, tmp_path / "missing" / "out.csv", Path("bad\0name")):
+        with pytest.raises(TitanPlanError) as caught:
+            write_evaluation(evaluated, refused, source)
+        assert caught.value.exit_code == 2
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["link.csv", "out.csv", "runs.csv"]
+    assert source.read_text(encoding="utf-8") == f"{HEADER}\n{RUN}\n"
