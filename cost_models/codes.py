@@ -278,6 +278,13 @@ _OTHER_CODES: Final = (
         source="runtime/config_overrides.py",
     ),
     Code(
+        code="C617",
+        title="wrong use of the command line",
+        explanation="An option or verb that does not exist, a missing one, or a value that it does not take.",
+        example="titan-plan --model 70B, without --npus",
+        source="planner/cli",
+    ),
+    Code(
         code="C650",
         title="bound of the search is malformed",
         explanation="--fix and --max take names of degrees with values that can be met at once.",

@@ -138,7 +138,13 @@ class ComputeModel:
         share = fit.attention_backward_efficiency if backward else fit.attention_forward_efficiency
         reached = share * self.workload.seq_len / (self.workload.seq_len + fit.attention_half_seq)
         flops = op.attention_flops * (2.5 if backward else 1.0)
-        return np.asarray(flops / (self.device.peak_flops(_attention_precision(self.workload)) * reached))
+        return np.asarray(flops / (self.device.peak_flops(self._attention_precision) * reached))
+
+    @property
+    def _attention_precision(self) -> str:
+        """Attention stays in the device's half precision where GEMMs run in fp8."""
+        compute = self.workload.numbers.compute
+        return self.device.default_precision if compute == "fp8" else compute
 
     def _vector_s(self, n_bytes: Column | float, kernels: int) -> Column:
         fit = self.calibration
@@ -158,11 +164,6 @@ class ComputeModel:
         copy = numbers.weight_bytes if numbers.main_weight_bytes else 0
         moved = parameters * (self._gradient_bytes + 2 * state + copy)
         return np.asarray(moved / (self.device.memory_bandwidth_bytes_per_s * fit.optimizer_efficiency))
-
-
-def _attention_precision(workload: Workload) -> str:
-    """Attention stays in half precision where GEMMs run in fp8."""
-    return "bf16" if workload.numbers.compute == "fp8" else workload.numbers.compute
 
 
 def _forward_flops(op: Operator) -> Column:

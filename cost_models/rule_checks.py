@@ -140,6 +140,15 @@ def devices_reason(s: Setting, x: Layout) -> str:
     return f"tp {x.tp} x cp {x.cp} x pp {x.pp} x dp {x.dp} = {x.devices}, there are {s.n_devices} devices"
 
 
+def schedule_stages(_: Setting, x: Layouts) -> Column:
+    fits = np.zeros(np.broadcast_shapes(x.schedule.shape, x.pp.shape, x.vpp.shape), dtype=bool)
+    for code, need in enumerate(SCHEDULE_CONDITIONS):
+        most_pp, most_vpp = (np.inf if most is None else most for most in (need.max_pp, need.max_vpp))
+        ranks = (x.pp >= need.min_pp) & (x.pp <= most_pp)
+        fits = fits | ((x.schedule == code) & ranks & (x.vpp >= need.min_vpp) & (x.vpp <= most_vpp))
+    return fits
+
+
 def schedule(_: Setting, x: Layouts) -> Column:
     return schedule_valid(x.schedule, x.pp, x.vpp, x.accumulation)
 

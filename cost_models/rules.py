@@ -239,6 +239,16 @@ RULES: tuple[Rule, ...] = (
         source="Megatron-Core num_microbatches_calculator; torchtitan train.py",
     ),
     Rule(
+        code="S407",
+        title="the schedule has this many stages",
+        holds=checks.schedule_stages,
+        reason=lambda _, x: f"schedule {x.schedule} with pp {x.pp} x vpp {x.vpp} stages",
+        explanation="One rank has no pipeline schedule and a pipeline has one; only interleaved schedules hold several "
+        "virtual stages a rank, and zb-v exactly two.",
+        example="pp 4 with schedule none",
+        source="Narayanan et al. 2021, arXiv:2104.04473, section 2.2; Qi et al. 2023, arXiv:2401.10241",
+    ),
+    Rule(
         code="S401",
         title="the schedule takes this pipeline",
         holds=checks.schedule,

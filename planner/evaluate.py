@@ -141,7 +141,7 @@ def evaluate_runs(source: Path | str, *, calibration: Calibration | None = None)
             else:
                 shared[_without_batch(setting)].append(index)
     for setting, indices in shared.items():
-        for index, evaluation in zip(indices, _predicted(setting, _runs(table, indices)), strict=True):
+        for index, evaluation in zip(indices, _predicted_or_failed(setting, _runs(table, indices)), strict=True):
             found[index] = evaluation
     return EvaluatedTable(table=table, evaluations=tuple(found))
 
@@ -228,6 +228,14 @@ def _violations(setting: Setting, runs: list[Run]) -> list[Evaluation | None]:
         cause = f"{rule.code} {rule.title}"
         found.append(Evaluation(status="invalid", cause=cause, reason=reason) if index >= 0 else None)
     return found
+
+
+def _predicted_or_failed(setting: Setting, runs: list[Run]) -> list[Evaluation]:
+    """Predictions; what the cost model refuses (a link that the cluster lacks) is the reason of all runs alike."""
+    try:
+        return _predicted(setting, runs)
+    except TitanPlanError as error:
+        return [_failed(error)] * len(runs)
 
 
 def _predicted(setting: Setting, runs: list[Run]) -> list[Evaluation]:

@@ -40,14 +40,14 @@ class Cells:
         """The cell as it stands."""
         return self.values.get(column, "")
 
-    def whole(self, column: str, at_least: int = 1) -> int | None:
+    def whole(self, column: str, *, at_least: int = 1, at_most: int = _MOST) -> int | None:
         """A whole number (`8`, or `8.0` as pandas writes a column with gaps); None where the cell is empty."""
         text = self.text(column)
         if not text:
             return None
         value = _finite(text)
-        if value is None or value != int(value) or not at_least <= value <= _MOST:
-            raise _broken(column, text, f"a whole number from {at_least} to {_MOST} is needed")
+        if value is None or value != int(value) or not at_least <= value <= at_most:
+            raise _broken(column, text, f"a whole number from {at_least} to {at_most} is needed")
         return int(value)
 
     def need(self, column: str) -> int:

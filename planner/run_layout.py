@@ -36,6 +36,10 @@ if TYPE_CHECKING:
     from .run_cells import Cells
 
 
+# Several times the largest cluster there is; the cost of a group that straddles nodes is counted rank by rank.
+_MOST_DEVICES = 100_000
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Degrees:
     """Degrees that multiply to the devices."""
@@ -58,16 +62,16 @@ class Batch:
 
 def degrees_of(cells: Cells) -> Degrees:
     """The degrees of a row; IncompleteRunError where they do not multiply to the devices."""
-    tp, pp, dp, n = (cells.whole(column) for column in ("tp", "pp", "dp", "n_devices"))
-    cp = cells.whole("cp") or 1
+    columns = ("tp", "pp", "dp", "n_devices", "cp")
+    tp, pp, dp, n, cp = (cells.whole(column, at_most=_MOST_DEVICES) for column in columns)
     if tp is None and pp is None and dp is None:
         raise missing("tp", "pp and dp are empty too: the row names no layout")
     if n is None and dp is None:
         raise missing("n_devices", "give it, or dp")
-    tp, pp = tp or 1, pp or 1
+    tp, pp, cp = tp or 1, pp or 1, cp or 1
     inner = tp * pp * cp
     dp = dp or max(1, (n or inner) // inner)
-    n = n or inner * dp
+    n = n or min(inner * dp, _MOST_DEVICES)
     if inner * dp != n:
         text = f"tp {tp} x cp {cp} x pp {pp} x dp {dp} = {inner * dp}, n_devices is {n}"
         raise IncompleteRunError("degrees do not multiply to n_devices", text)
@@ -179,7 +183,7 @@ def _recompute(cells: Cells, per_stage: int, vpp: int) -> tuple[str, int, tuple[
 
 def _expert_degree(cells: Cells, degrees: Degrees, model: ModelSpec, stack: Stack) -> tuple[int, tuple[str, ...]]:
     """Ranks over which experts are dealt, and what is approximated."""
-    ep = cells.whole("ep") or 1
+    ep = cells.whole("ep", at_most=_MOST_DEVICES) or 1
     if ep == 1 or model.moe is None or not stack.name.startswith(("megatron", "mindspeed")):
         return ep, ()
     default = 1 if "nemo" in cells.text("other_flags").lower() else degrees.tp

@@ -58,7 +58,8 @@ class SearchResult:
             fits is evaluated, since every further layer costs time.
         timed: layouts whose step time was evaluated; the other fitting ones were proved slower by a bound.
         feasible: layouts that keep every rule and fit.
-        rejected: layouts by the code of the first rule that they break.
+        rejected: layouts by the code of the first rule that they break, or by the memory that they lack.
+        examples: one of the rejected layouts for each code.
         evaluate_s: seconds of rules, memory and time.
     """
 
@@ -70,6 +71,7 @@ class SearchResult:
     timed: int
     feasible: int
     rejected: dict[str, int]
+    examples: dict[str, Layout]
     evaluate_s: float
 
 
@@ -97,6 +99,7 @@ class _Search:
     timed: int = 0
     feasible: int = 0
     rejected: Counter[str] = field(default_factory=Counter)
+    examples: dict[str, Layout] = field(default_factory=dict)
     fitting: list[_Fitting] = field(default_factory=list)
 
     @property
@@ -132,6 +135,7 @@ class _Search:
         for mesh, index in zip(meshes, broken, strict=True):
             if index >= 0:
                 self.rejected[MESH_RULES[index].code] += mesh.n_layouts
+                self._example(MESH_RULES[index].code, lambda mesh=mesh: plain_rows([mesh]).one(0))  # type: ignore[misc]
         return [mesh for mesh, index in zip(meshes, broken, strict=True) if index < 0]
 
     def _filtered(self, rows: Rows) -> Rows:
@@ -139,6 +143,8 @@ class _Search:
         broken = first_violations(self.setting, rows.plain()).reshape(len(rows.columns))
         for index, count in zip(*np.unique(broken[broken >= 0], return_counts=True), strict=True):
             self.rejected[RULES[index].code] += int(count) * rows.layouts_per_row
+            first = np.flatnonzero(broken == index)[:1]
+            self._example(RULES[index].code, lambda first=first: rows.keep(first).plain().one(0))  # type: ignore[misc]
         return rows.keep(broken < 0)
 
     def _decide(self, rows: Rows) -> None:
@@ -152,6 +158,10 @@ class _Search:
         n_roomy, n_fits = (int(np.count_nonzero(which)) * (block.size // which.size) for which in (roomy, fits))
         self.rejected[M_DEVICE] += n_valid - n_roomy
         self.rejected[M_HOST] += n_roomy - n_fits
+        if n_valid > n_roomy:
+            self._example(M_DEVICE, lambda: _first(block, valid & ~roomy))
+        if n_roomy > n_fits:
+            self._example(M_HOST, lambda: _first(block, roomy & ~fits))
         self.feasible += n_fits
         some = np.flatnonzero(fits.any(axis=tuple(range(1, fits.ndim))))
         if not self.feasible:
@@ -176,7 +186,12 @@ class _Search:
         for index, count in enumerate(np.bincount((broken + 1).reshape(-1), minlength=len(CHOICE_RULES) + 1)[1:]):
             if count:
                 self.rejected[CHOICE_RULES[index].code] += int(count) * share
+                self._example(CHOICE_RULES[index].code, lambda index=index: _first(block, broken == index))  # type: ignore[misc]
         return broken < 0
+
+    def _example(self, code: str, layout: Callable[[], Layout]) -> None:
+        if code not in self.examples:
+            self.examples[code] = layout()
 
     def _time(self, part: _Fitting) -> None:
         """Evaluate the rows that can still enter the best or the front."""
@@ -259,6 +274,11 @@ class _Search:
         self.close = sorted(self.close, key=lambda pair: pair[0])[:_CLOSE]
 
 
+def _first(block: Layouts, which: np.ndarray) -> Layout:
+    """The first layout of a block that a mask names."""
+    return block.one(int(np.argmax(np.broadcast_to(which, block.shape))))
+
+
 def search(
     setting: Setting,
     bounds: Bounds,
@@ -285,6 +305,7 @@ def search(
         layer_choices=run.layer_choices,
         timed=run.timed,
         feasible=run.feasible,
-        rejected={code: count for code, count in run.rejected.items() if count},
+        rejected={code: count for code, count in run.rejected.most_common() if count},
+        examples=run.examples,
         evaluate_s=time.perf_counter() - started,
     )

@@ -91,6 +91,14 @@ def schedule_fits(_: Setting, x: Layout) -> bool:
     }[x.schedule]
 
 
+def stages_fit(_: Setting, x: Layout) -> bool:
+    if x.pp == 1:
+        return x.schedule == "none" and x.vpp == 1
+    one_stage, several = {"1f1b", "gpipe", "zero-bubble"}, {"interleaved", "zero-bubble"}
+    names = one_stage if x.vpp == 1 else several | {"zb-v"} if x.vpp == 2 else several
+    return x.schedule in names
+
+
 def widths(s: Setting, x: Layout) -> list[int]:
     moe = s.model.moe
     found = [s.model.ffn_dim] if s.model.dense_layers else []
@@ -144,6 +152,7 @@ STATEMENTS: dict[str, Statement] = {
     "D211": lambda _, x: x.dp % x.dp_shard == 0 and (x.zero > 0 or x.dp_shard == 1),
     "D212": lambda _, x: x.zero == 0 or x.dp_shard > 1 or x.cp > 1,
     "S401": schedule_fits,
+    "S407": stages_fit,
     "S402": lambda _, x: x.pp > 1 or x.short_first == x.short_last == 0,
     "S403": recompute_fits,
     "B501": lambda s, x: x.micro_batch * x.accumulation * x.dp == s.workload.global_batch,
@@ -241,7 +250,7 @@ BREAKS: list[tuple[str, Setting, Layout, list[str]]] = [
     ("D201", setting_of("tiny", 4), Layout(pp=4, schedule="1f1b", short_first=2, short_last=2), ["4", "8", "2"]),
     ("D202", LLAMA, replace(SOUND, tp=6), ["64", "6"]),
     ("D203", LLAMA, replace(SOUND, tp=16), ["8", "16"]),
-    ("D204", setting_of("llama2-7b"), replace(SOUND, tp=32), ["11008", "32"]),
+    ("D204", setting_of("llama2-7b"), replace(SOUND, tp=3), ["11008", "3"]),
     ("D205", MIXTRAL, replace(SOUND, ep=3), ["8", "3"]),
     ("D205", LLAMA, replace(SOUND, ep=2), ["2", "no experts"]),
     ("D206", MIXTRAL, replace(SOUND, ep=3), ["3", "4"]),
@@ -257,6 +266,8 @@ BREAKS: list[tuple[str, Setting, Layout, list[str]]] = [
     ("S401", LLAMA, replace(SOUND, accumulation=2), ["1f1b", "4", "2"]),
     ("S401", LLAMA, replace(SOUND, schedule="zb-v"), ["zb-v", "vpp 2"]),
     ("S401", LLAMA, replace(SOUND, schedule="interleaved", vpp=2, accumulation=9), ["9", "even"]),
+    ("S407", LLAMA, replace(SOUND, schedule="none"), ["none", "4", "1"]),
+    ("S407", LLAMA, replace(SOUND, vpp=2), ["1f1b", "4", "2"]),
     ("S402", LLAMA, replace(SOUND, pp=1, short_last=2), ["2", "pp 1"]),
     ("S403", LLAMA, replace(SOUND, recompute="full", recompute_layers=20), ["20", "full"]),
     ("S403", LLAMA, replace(SOUND, recompute_layers=2), ["2", "none"]),

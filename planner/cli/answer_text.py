@@ -1,0 +1,136 @@
+"""The answer in the terminal: what was asked, the best plans, the margins, why the rest lost, where the files are."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from cost_models.codes import find_code
+from cost_models.prediction import usable_bytes
+from planner.cli.console import console
+from planner.run_folder import rejections
+
+if TYPE_CHECKING:
+    from rich.console import Console
+    from rich.table import Table
+
+    from cost_models.plan import Plan
+    from planner.answer import Answer
+
+_GIB = float(2**30)
+
+
+def print_answer(answer: Answer, files: dict[str, str], *, color: str = "auto") -> None:
+    """Print the answer on stdout."""
+    out = console(color)
+    _asked(out, answer)
+    if answer.plans:
+        out.print()
+        out.print(_table(answer.plans))
+        out.print("tok/s/NPU = batch x sequence / step / NPUs; peak + room = device memory; fits: probability\n")
+        _margins(out, answer)
+    else:
+        _nothing_fits(out, answer)
+    _why_not(out, answer)
+    out.print(f"\nsaved  {files['folder']}/ ({', '.join(_names(files))})")
+    if answer.plans:
+        out.print("next   titan-plan evaluate RUNS.csv -o OUT.csv   compare with layouts that you ran")
+
+
+def _asked(out: Console, answer: Answer) -> None:
+    setting, result = answer.question.setting, answer.result
+    cluster, workload = setting.cluster, setting.workload
+    nodes = f"{cluster.n_nodes(setting.n_devices)} x {min(cluster.devices_per_node, setting.n_devices)}"
+    out.print(
+        f"{setting.model.name} ({setting.model.total_params / 1e9:.1f}B) on {setting.n_devices} NPUs "
+        f"({cluster.name}: {nodes} {cluster.device.name}, {usable_bytes(setting) / _GIB:.1f} GiB each)"
+    )
+    out.print(
+        f"sequence {workload.seq_len}, global batch {workload.global_batch}, {workload.precision}, {workload.optimizer}"
+    )
+    out.print(
+        f"{result.layouts:,} layouts, all decided in {result.evaluate_s:.1f} s: {result.feasible:,} fit, "
+        f"{sum(result.rejected.values()):,} rejected"
+    )
+
+
+def _table(plans: tuple[Plan, ...]) -> Table:
+    from rich.table import Table
+
+    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
+    table.add_column("#", justify="right")
+    table.add_column("plan", no_wrap=True, overflow="ignore")
+    for head in ("step s", "10-90 %", "tok/s/NPU", "MFU %", "peak GiB", "room GiB", "fits %"):
+        table.add_column(head, justify="right", no_wrap=True)
+    for rank, plan in enumerate(plans, start=1):
+        table.add_row(
+            str(rank),
+            plan.id,
+            _seconds(plan.step_time_s),
+            f"{_seconds(plan.step_time_low_s)}-{_seconds(plan.step_time_high_s)}",
+            f"{plan.tokens_per_s_per_device:,.0f}",
+            f"{100 * plan.mfu:.1f}",
+            f"{plan.peak_bytes / _GIB:.1f}",
+            f"{plan.headroom_bytes / _GIB:.1f}",
+            f"{100 * plan.p_fits:.0f}",
+        )
+    return table
+
+
+def _margins(out: Console, answer: Answer) -> None:
+    best, guide = answer.plans[0], answer.guide
+    if len(answer.listed) > 1:
+        second = answer.listed[1]
+        out.print(f"best: {_faster(second, best)} than the runner-up {second.id}")
+    else:
+        out.print("best: the only one that fits")
+    if guide.plan is None:
+        out.print(f"the guide's layout (tp4 x pp4, ZeRO-2, full recompute) is not valid here: {guide.reason}")
+    else:
+        fits = "" if guide.plan.headroom_bytes >= answer.question.margin_bytes else ", which does not fit"
+        out.print(
+            f"      {_faster(guide.plan, best)} than the guide's layout {guide.plan.id} "
+            f"({_seconds(guide.plan.step_time_s)} s, {guide.plan.peak_bytes / _GIB:.1f} GiB){fits}"
+        )
+    for name, plan in (("roomiest", answer.roomiest), ("simplest", answer.simplest)):
+        if plan and plan.id != best.id:
+            slower = 100 * (plan.step_time_s / best.step_time_s - 1)
+            out.print(f"{name} within 5 %: {plan.id}, {slower:.1f} % slower, {plan.headroom_bytes / _GIB:.1f} GiB room")
+    if answer.days:
+        told = f"{answer.days:,.1f} days, {answer.device_hours:,.0f} NPU-hours"
+        out.print(f"{answer.question.tokens:.3g} tokens at this rate: {told}")
+    fit = answer.question.setting.calibration
+    out.print(
+        f"constants: {fit.name}; 80 % of runs are expected inside the band, +-{100 * fit.time_sigma:.0f} % (1 sigma)"
+    )
+
+
+def _faster(other: Plan, best: Plan) -> str:
+    ratio = other.step_time_s / best.step_time_s
+    return f"{100 * (ratio - 1):.1f} % faster" if ratio < 1.2 else f"{ratio:.2f}x faster"
+
+
+def _nothing_fits(out: Console, answer: Answer) -> None:
+    out.print("\nno layout fits")
+    for near in answer.nearest:
+        out.print(f"  {near.layout.name}: lacks {near.lacking_bytes / _GIB:.2f} GiB on its worst stage")
+    if answer.nearest:
+        out.print("hint: more NPUs, a shorter --seq-len, devices with more memory, or a smaller --hbm-margin")
+    else:
+        out.print("hint: every layout breaks a rule; see the reasons below, or loosen --fix and --max")
+
+
+def _why_not(out: Console, answer: Answer) -> None:
+    if not answer.result.rejected:
+        return
+    out.print("\nwhy not the others")
+    for rejection in rejections(answer):
+        title = find_code(rejection.code).title
+        out.print(f"  {rejection.code} {rejection.layouts:>13,}  {title}: e.g. {rejection.example}: {rejection.reason}")
+
+
+def _names(files: dict[str, str]) -> list[str]:
+    return [path.rsplit("/", 1)[-1] for kind, path in files.items() if kind != "folder"]
+
+
+def _seconds(seconds: float) -> str:
+    return f"{seconds:.1f}" if seconds >= 10 else f"{seconds:.3g}"
