@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from cost_models.errors import TitanPlanError
 from cost_models.layout import Layout
 from cost_models.plan import Plan, plans_of
 from cost_models.rules import violation
@@ -59,6 +60,8 @@ class Answer:
 def answer(question: Question, progress: Callable[[int, int], None] = lambda _done, _all: None) -> Answer:
     """Search, and predict what is shown in full."""
     result = search(question.setting, question.bounds, margin_bytes=question.margin_bytes, progress=progress)
+    if not result.layouts:
+        raise TitanPlanError("C650", "--fix and --max leave no layout at all", "loosen them, one at a time")
     listed = _distinct(result.best) if result.best else []
     plans = plans_of(question.setting, listed)
     close = [plan for plan in plans if plan.step_time_s <= 1.05 * plans[0].step_time_s]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import math
 from dataclasses import dataclass
 
 from cost_models.errors import TitanPlanError
@@ -56,6 +57,21 @@ def parse_bounds(fix: tuple[str, ...], most: tuple[str, ...]) -> Bounds:
         if name not in _NUMBERS:
             raise TitanPlanError("C650", f"--max {name} is not a number", f"--max takes {', '.join(_NUMBERS)}")
     return Bounds(fixed=tuple(fixed.items()), most=tuple(highest.items()))
+
+
+def check_devices(bounds: Bounds, n_devices: int) -> None:
+    """Refuse fixed degrees that cannot multiply to the devices, with the arithmetic."""
+    degrees = {name: value for name, value in bounds.fixed if name in {"tp", "cp", "pp", "dp"}}
+    product = math.prod(degrees.values())
+    whole = len(degrees) == 4
+    if (product != n_devices) if whole else n_devices % product:
+        told = " x ".join(f"{name} {value}" for name, value in degrees.items())
+        relation = "is not" if whole else "does not divide"
+        raise TitanPlanError(
+            "C650",
+            f"--fix {told} = {product} {relation} the {n_devices} devices",
+            f"divisors of {n_devices}: {', '.join(str(d) for d in range(1, n_devices + 1) if n_devices % d == 0)}",
+        )
 
 
 def _pairs(option: str, text: str) -> list[tuple[str, int]]:

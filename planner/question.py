@@ -12,7 +12,7 @@ from cost_models.errors import TitanPlanError
 from cost_models.setting import Setting
 from cost_models.stack import TITAN
 from cost_models.workload import Workload
-from planner.bounds import Bounds
+from planner.bounds import Bounds, check_devices
 from planner.quantities import parse_memory, parse_tokens
 
 if TYPE_CHECKING:
@@ -66,6 +66,7 @@ def ask(
     spec = find_model(model)
     where = find_cluster(cluster or DEFAULT_CLUSTER)
     where.check_devices(npus)
+    check_devices(bounds or Bounds(), npus)
     workload = Workload(
         seq_len=spec.seq_len if seq_len is None else seq_len,
         global_batch=default_global_batch(npus) if global_batch is None else global_batch,

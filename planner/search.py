@@ -34,6 +34,9 @@ KEPT = 200
 _NONE, _FULL = RECOMPUTES.index("none"), RECOMPUTES.index("full")
 # Layouts whose time is evaluated together: small, so that the first blocks soon bound the rest.
 TIMED_LAYOUTS = 60_000
+# Layouts with `layers=N` that are evaluated together: no axis is shared among them.
+_LAYER_CHOICES = 100_000
+_RECOMPUTE_AXIS = 2
 _NEAREST, _CLOSE = 3, 24
 
 
@@ -54,8 +57,7 @@ class SearchResult:
         front: the fastest layouts at each level of headroom, fastest first.
         nearest: where nothing fits, the layouts that lack the least.
         layouts: layouts of the space, each decided; `recompute: layers=N` apart.
-        layer_choices: layouts with `layers=N` whose lower bound let them compete; of each only the smallest N that
-            fits is evaluated, since every further layer costs time.
+        layer_choices: layouts with `layers=N` whose lower bound let them compete.
         timed: layouts whose step time was evaluated; the other fitting ones were proved slower by a bound.
         feasible: layouts that keep every rule and fit.
         rejected: layouts by the code of the first rule that they break, or by the memory that they lack.
@@ -209,23 +211,56 @@ class _Search:
         self.front.offer(block, step, peak)
 
     def _some_layers(self, part: _Fitting, fewest: int, most: int) -> None:
-        """Where all layers must be recomputed but no layer would be faster: the fewest layers that make it fit."""
+        """Layouts that fit with all layers recomputed and whose time without any could still enter the best.
+
+        Without offload time grows with N and memory falls: where no layer need be recomputed none is, else the fewest
+        that make it fit. With offload, recomputing a layer also spares its transfer: every N is evaluated.
+        """
         open_ = part.least_step_s <= self.best.limit_s
         if not open_.any():
             return
-        block = part.rows.keep(open_).with_recompute([_NONE, _FULL]).block()
+        rows = part.rows.keep(open_)
+        block = rows.with_recompute([_NONE, _FULL]).block()
         fits = self._fits(block)
-        fits_none, fits_full = (np.take(fits, i, axis=2) for i in (0, 1))
-        quick = np.take(np.broadcast_to(StepTimeModel(self.setting, block).step_s(), block.shape), 0, axis=2)
-        wanted = np.flatnonzero(fits_full & ~fits_none & (quick <= self.best.limit_s))
-        if len(wanted):
-            full = part.rows.keep(open_).with_recompute([_FULL]).block().take(wanted)
-            self._offer_fewest(full, fewest, most)
+        none, full = (np.take(fits, i, axis=_RECOMPUTE_AXIS) for i in (0, 1))
+        # Waiting for transfers is no bound: a layout that recomputes waits for fewer. The same without offload is.
+        bound = rows.with_recompute([_NONE]).without_offload().block()
+        least = np.broadcast_to(StepTimeModel(self.setting, bound).step_s(), bound.shape)[:, :, 0]
+        close = np.broadcast_to(least <= self.best.limit_s, full.shape)
+        offloads = np.broadcast_to(block.activation_offload[:, :, 0], full.shape) == 1
+        every = rows.with_recompute([_FULL]).block()
+        self._offer_fewest(every.take(np.flatnonzero(full & ~none & close & ~offloads)), fewest, most)
+        self._offer_every(every.take(np.flatnonzero(full & close & offloads)), fewest, most)
+
+    def _offer_every(self, full: Layouts, fewest: int, most: int) -> None:
+        """Each `layers=N` of these layouts."""
+        counts = np.maximum(np.minimum(self._layers_below(full), most) - fewest + 1, 0)
+        self.layer_choices += int(counts.sum())
+        for part in np.array_split(np.arange(len(counts)), int(counts.sum()) // _LAYER_CHOICES + 1):
+            which = np.repeat(part, counts[part])
+            if not len(which):
+                continue
+            starts = np.repeat(np.cumsum(counts[part]) - counts[part], counts[part])
+            some = replace(full.take(which), recompute_layers=np.arange(len(which)) - starts + fewest)
+            fitting = np.flatnonzero(self._fits(some))
+            if len(fitting):
+                self._offer_layouts(some.take(fitting))
+
+    def _layers_below(self, layouts: Layouts) -> np.ndarray:
+        """The most layers that `layers=N` can mean: all of a virtual stage is `full`."""
+        slots = self.setting.model.n_layers + layouts.short_first + layouts.short_last
+        return slots // (layouts.pp * layouts.vpp) - 1
+
+    def _offer_layouts(self, layouts: Layouts) -> None:
+        self.best.offer(
+            layouts,
+            np.broadcast_to(StepTimeModel(self.setting, layouts).step_s(), layouts.shape),
+            np.broadcast_to(MemoryModel(self.setting, layouts).peak_bytes(), layouts.shape),
+        )
 
     def _offer_fewest(self, full: Layouts, fewest: int, most: int) -> None:
-        """Bisect the smallest `layers=N` that fits, for many layouts at once: memory falls with N, time grows."""
-        whole = (self.setting.model.n_layers + full.short_first + full.short_last) // (full.pp * full.vpp)
-        high = np.minimum(whole - 1, most)
+        """Bisect the smallest `layers=N` that fits, for many layouts at once."""
+        high = np.minimum(self._layers_below(full), most)
         self.layer_choices += int(np.maximum(high - fewest + 1, 0).sum())
         can = np.flatnonzero(high >= fewest)
         full, high = full.take(can), high[can]
@@ -237,12 +272,7 @@ class _Search:
             fine = self._fits(replace(full, recompute_layers=middle))
             low, high = np.where(fine, low, middle + 1), np.where(fine, middle, high)
         if len(high):
-            found = replace(full, recompute_layers=high)
-            self.best.offer(
-                found,
-                np.broadcast_to(StepTimeModel(self.setting, found).step_s(), found.shape),
-                np.broadcast_to(MemoryModel(self.setting, found).peak_bytes(), found.shape),
-            )
+            self._offer_layouts(replace(full, recompute_layers=high))
 
     def _fits(self, block: Layouts) -> np.ndarray:
         """Which layouts keep the choice rules and fit device and host, in the full shape."""

@@ -93,6 +93,12 @@ class Rows:
         """All layouts of the rows."""
         return _block(self.columns, self.choices)
 
+    def without_offload(self) -> Rows:
+        """The same rows with activations kept on the device."""
+        offload = 1 + _SWITCHES.index("activation_offload")
+        kept = tuple(np.array([0]) if i == offload else axis for i, axis in enumerate(self.choices))
+        return replace(self, choices=kept)
+
     def with_recompute(self, codes: list[int]) -> Rows:
         """The same rows with other choices of recomputation."""
         sharding, _, *rest = self.choices
