@@ -78,11 +78,17 @@ class Groups:
 
 
 class CollectiveClock:
-    """Times collectives on the links that each group has, each distinct group looked up once."""
+    """Times collectives on the links that each group has, each distinct group looked up once.
 
-    def __init__(self, cluster: ClusterSpec, algorithm: str = "auto") -> None:
+    Args:
+        n_devices: devices of the job; without it, groups beyond its last device count as well (a job of 3 devices in a
+            node of 8 would be charged for the third group of 3, which straddles two nodes).
+    """
+
+    def __init__(self, cluster: ClusterSpec, algorithm: str = "auto", n_devices: int = 0) -> None:
         self._cluster = cluster
         self._algorithm = algorithm
+        self._n_devices = n_devices
         self._groups: dict[int, tuple[Axes, np.ndarray, np.ndarray]] = {}
         self._costs: dict[tuple[int, str], tuple[np.ndarray, np.ndarray]] = {}
 
@@ -112,11 +118,11 @@ class CollectiveClock:
         lines = []
         for key in keys.tolist():
             pairs = tuple((size, stride) for size, stride in zip(key[::2], key[1::2], strict=True) if size > 1)
-            lines.append(
-                collective_lines(kind, group_span(self._cluster, pairs), self._cluster, self._algorithm)
-                if pairs
-                else ()
-            )
+            if pairs:
+                span = group_span(self._cluster, pairs, self._n_devices)
+                lines.append(collective_lines(kind, span, self._cluster, self._algorithm))
+            else:
+                lines.append(())
         most = max(1, *map(len, lines))
         alpha, beta = np.full((len(keys), most), np.inf), np.zeros((len(keys), most))
         for row, options in enumerate(lines):

@@ -6,7 +6,7 @@ overlapping costs the compute beside it.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from functools import reduce
 from typing import TYPE_CHECKING
 
@@ -15,10 +15,12 @@ import numpy as np
 from cost_models.compute import ComputeModel, PartTime
 from cost_models.groups import CollectiveClock, Groups
 from cost_models.parameters import PartParameters, Stage, layers_per_virtual_stage, telling_stages
-from cost_models.pipeline import step_span_s
+from cost_models.pipeline import bubble_s
 from cost_models.stage_memory import EVERY, FULL, SELECTIVE, ModelParts, StageMemory, boundary_bytes, first_with
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
+
     from cost_models.layout import Column, Layouts
     from cost_models.operators import Operator
     from cost_models.setting import Setting
@@ -86,15 +88,19 @@ class StageTime:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Tail:
-    """What follows the pipeline once a step, on the slowest rank; the hidden parts ran beside compute."""
+    """What follows the pipeline once a step, on one rank; `hidden_s` ran beside compute and cost it `slowed_s`."""
 
     gradients_s: Column
-    gradients_hidden_s: Column
     parameters_s: Column
-    parameters_hidden_s: Column
-    norm_s: Column
+    hidden_s: Column
+    slowed_s: Column
     update_s: Column
     swap_s: Column
+
+    @property
+    def total_s(self) -> Column:
+        """All of it; the swap, which varies with most, comes last."""
+        return (self.gradients_s + self.parameters_s + (self.update_s + self.slowed_s)) + self.swap_s
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -131,7 +137,7 @@ class StepTimeModel:
         self._x = layouts
         self._fit = setting.calibration
         self._groups = Groups.of(layouts)
-        self._clock = CollectiveClock(setting.cluster, algorithm)
+        self._clock = CollectiveClock(setting.cluster, algorithm, setting.n_devices)
         self._compute = ComputeModel(
             device=setting.cluster.device,
             calibration=setting.calibration,
@@ -153,19 +159,20 @@ class StepTimeModel:
 
     def least_step_s(self) -> Column:
         """A time that no choice of ZeRO, recomputation or swap on these rows stays under: each only adds to it."""
-        stages = self._stages
-        return self._span(stages, tuple(self._stage_time(stage) for stage in stages))[0] + self._fit.step_overhead_s
+        times = tuple(self._stage_time(stage) for stage in self._stages)
+        longest = reduce(np.maximum, (self._work_s(s, t) for s, t in zip(self._stages, times, strict=True)))
+        return longest + self._fill_s(times) + self._fit.step_overhead_s
 
     def estimate(self) -> TimeEstimate:
         """Step time and where it goes."""
         run, m, slow = self._evaluated(), self._x.accumulation, self._fit.overlap_slowdown
-        pick, times, tail = _Picker(run.slowest), run.times, run.tail
+        pick, times = _Picker(first_with(run.longest_s, run.ends_s)), run.times
+        tail = Tail(**{field.name: pick([getattr(t, field.name) for t in run.tails]) for field in fields(Tail)})
         comm = {name: m * pick([t.comm_s[name] for t in times]) for name in DIMENSIONS}
         waited = m * pick([t.gather.forward_s + t.gather.backward_s for t in times])
-        comm["dp"] = waited + tail.gradients_s + tail.parameters_s + tail.norm_s
-        comm["pp"] = np.zeros_like(run.span_s)
-        hidden = tail.gradients_hidden_s + tail.parameters_hidden_s
-        computing = m * pick([t.compute_s + slow * t.gather.hidden_s for t in times]) + tail.update_s + slow * hidden
+        comm["dp"] = waited + tail.gradients_s + tail.parameters_s + run.norm_s
+        comm["pp"] = np.zeros_like(run.longest_s)
+        computing = m * pick([t.compute_s + slow * t.gather.hidden_s for t in times]) + tail.update_s + tail.slowed_s
         host = m * pick([t.dispatch_s + t.offload_s for t in times]) + tail.swap_s + self._fit.step_overhead_s
         return TimeEstimate(
             step_s=run.step_s,
@@ -173,40 +180,46 @@ class StepTimeModel:
             recompute_s=m * pick([t.recompute_s for t in times]),
             optimizer_s=tail.update_s,
             communication_s=comm,
-            hidden_communication_s=m * pick([t.hidden_s + t.gather.hidden_s for t in times]) + hidden,
-            bubble_s=run.span_s - run.work_s,
+            hidden_communication_s=m * pick([t.hidden_s + t.gather.hidden_s for t in times]) + tail.hidden_s,
+            bubble_s=run.fill_s,
             free_s=host,
             hardware_flops=m * self._flops() / self._x.pp,
         )
 
     def _evaluated(self) -> _Run:
-        """First, middle and last rank, the pipeline over them, and what follows it once a step."""
-        stages = self._stages
-        times = tuple(self._stage_time(stage) for stage in stages)
-        span, work, slowest = self._span(stages, times)
-        tail = self._tail(stages, times, _Picker(slowest))
-        once = tail.gradients_s + tail.parameters_s + tail.norm_s + tail.update_s + self._fit.step_overhead_s
-        slow = self._fit.overlap_slowdown * (tail.gradients_hidden_s + tail.parameters_hidden_s)
+        """The telling ranks, each with its work and what follows it; the step ends with the last of them."""
+        times = tuple(self._stage_time(stage) for stage in self._stages)
+        tails = tuple(self._tail(stage, time) for stage, time in zip(self._stages, times, strict=True))
+        ends = [
+            self._work_s(stage, time) + tail.total_s
+            for stage, time, tail in zip(self._stages, times, tails, strict=True)
+        ]
+        longest, fill = reduce(np.maximum, ends), self._fill_s(times)
+        norm = self._clock.seconds("all_reduce", self._groups.world, np.asarray(4.0))
         return _Run(
-            stages=stages,
             times=times,
-            span_s=span,
-            work_s=work,
-            slowest=slowest,
-            tail=tail,
-            step_s=(span + (once + slow)) + tail.swap_s,
+            tails=tails,
+            ends_s=ends,
+            longest_s=longest,
+            fill_s=fill,
+            norm_s=norm,
+            step_s=longest + (fill + (norm + self._fit.step_overhead_s)),
         )
 
-    def _tail(self, stages: tuple[Stage, ...], times: tuple[StageTime, ...], pick: _Picker) -> Tail:
-        gradients, gradients_hidden = self._gradient_reduction(stages, times, pick)
-        parameters, parameters_hidden = self._parameter_gather(stages, times, pick)
-        update, swap = self._update(stages, pick)
+    def _work_s(self, stage: Stage, time: StageTime) -> Column:
+        """Seconds of all micro batches on one rank; less than nothing where the layout has no such rank."""
+        return np.where(stage.exists, self._x.accumulation, -np.inf) * time.total_s
+
+    def _tail(self, stage: Stage, time: StageTime) -> Tail:
+        gradients, gradients_hidden = self._gradient_reduction(stage, time)
+        parameters, parameters_hidden = self._parameter_gather(stage, time)
+        update, swap = self._update(stage)
+        hidden = gradients_hidden + parameters_hidden
         return Tail(
             gradients_s=gradients,
-            gradients_hidden_s=gradients_hidden,
             parameters_s=parameters,
-            parameters_hidden_s=parameters_hidden,
-            norm_s=self._clock.seconds("all_reduce", self._groups.world, np.asarray(4.0)),
+            hidden_s=hidden,
+            slowed_s=self._fit.overlap_slowdown * hidden,
             update_s=update,
             swap_s=swap,
         )
@@ -266,8 +279,8 @@ class StepTimeModel:
             f, i = c.forward_s + f_comm, c.input_grad_s + redo.seconds + b_comm
             f_free = np.maximum(c.forward_kernels * self._fit.dispatch_s - f, 0.0)
             kernels = c.backward_kernels + redo.kernels
-            b_free = np.maximum(kernels * self._fit.dispatch_s - i - c.weight_grad_s, 0.0)
             slow = self._fit.overlap_slowdown * part.hidden_comm_s
+            b_free = np.maximum(kernels * self._fit.dispatch_s - (i + slow) - c.weight_grad_s, 0.0)
             forward = forward + count * (f + f_free)
             input_grad = input_grad + count * (i + b_free + slow)
             weight_grad = weight_grad + count * c.weight_grad_s
@@ -279,11 +292,13 @@ class StepTimeModel:
                 each = part.forward_comm_s[name] + part.backward_comm_s[name] + redo.comm_s.get(name, 0.0)
                 comm[name] = comm[name] + count * each
         gather = self._zero3(stage, forward, input_grad + weight_grad)
-        wait = self._offload_wait(stage, forward + input_grad + weight_grad)
         slow = self._fit.overlap_slowdown * gather.hidden_s
+        forward, input_grad = forward + gather.forward_s, input_grad + (gather.backward_s + slow)
+        out_wait = self._offload_wait(stage, forward)
+        in_wait = self._offload_wait(stage, input_grad + weight_grad)
         return StageTime(
-            forward_s=forward + gather.forward_s + wait / 2,
-            input_grad_s=(input_grad + wait / 2) + (gather.backward_s + slow),
+            forward_s=forward + out_wait,
+            input_grad_s=input_grad + in_wait,
             weight_grad_s=weight_grad,
             compute_s=computing,
             recompute_s=redone,
@@ -291,7 +306,7 @@ class StepTimeModel:
             hidden_s=hidden,
             dispatch_s=free,
             gather=gather,
-            offload_s=wait,
+            offload_s=out_wait + in_wait,
         )
 
     def _redo_share(self) -> Column:
@@ -357,45 +372,36 @@ class StepTimeModel:
         total = total + self._clock.seconds("reduce_scatter", g.expert_shard, experts * size)
         return total + self._clock.seconds("all_reduce", g.expert_replica, experts * size / spread)
 
-    def _gradient_reduction(
-        self, stages: tuple[Stage, ...], times: tuple[StageTime, ...], pick: _Picker
-    ) -> tuple[Column, Column]:
+    def _gradient_reduction(self, stage: Stage, time: StageTime) -> tuple[Column, Column]:
         """Once a step, under the backward of the last micro batch; the last layer's bucket cannot hide."""
-        x = self._x
+        x, held = self._x, self._held[id(stage)]
         many = (x.reduce_gradients == EVERY) & (x.accumulation > 1) & (x.zero >= 2)
-        exposed, hidden = [], []
-        for stage, time in zip(stages, times, strict=True):
-            seconds = self._reduction(self._held[id(stage)].dense_parameters, self._held[id(stage)].expert_parameters)
-            seconds = np.where(many, 0.0, seconds)
-            layers = np.maximum(stage.layers, 1.0)
-            room = (time.input_grad_s + time.weight_grad_s) * (1 - 1 / layers)
-            waits, hides = self._behind(seconds, room, self._s.stack.overlaps_gradients)
-            last = np.where(np.asarray(self._s.stack.overlaps_gradients), seconds / layers, 0.0)
-            exposed.append(np.maximum(waits, last))
-            hidden.append(np.minimum(hides, seconds - exposed[-1]))
-        return pick(exposed), pick(hidden)
+        seconds = np.where(many, 0.0, self._reduction(held.dense_parameters, held.expert_parameters))
+        room = time.input_grad_s + time.weight_grad_s
+        return self._all_but_one_layer(stage, seconds, room, self._s.stack.overlaps_gradients)
 
-    def _parameter_gather(
-        self, stages: tuple[Stage, ...], times: tuple[StageTime, ...], pick: _Picker
-    ) -> tuple[Column, Column]:
+    def _parameter_gather(self, stage: Stage, time: StageTime) -> tuple[Column, Column]:
         """ZeRO-1 and 2 gather the updated weights once a step, layer by layer before the first forward."""
-        width = self._s.workload.numbers.weight_bytes
+        width, held = self._s.workload.numbers.weight_bytes, self._held[id(stage)]
         once = (self._x.zero == 1) | (self._x.zero == 2)
-        exposed, hidden = [], []
-        for stage, time in zip(stages, times, strict=True):
-            dense, experts = self._held[id(stage)].dense_parameters, self._held[id(stage)].expert_parameters
-            seconds = np.where(once, self._over_shards("all_gather", dense * width, experts * width), 0.0)
-            layers = np.maximum(stage.layers, 1.0)
-            waits, hides = self._behind(seconds, time.forward_s * (1 - 1 / layers), self._s.stack.overlaps_parameters)
-            first = np.where(np.asarray(self._s.stack.overlaps_parameters), seconds / layers, 0.0)
-            exposed.append(np.maximum(waits, first))
-            hidden.append(np.minimum(hides, seconds - exposed[-1]))
-        return pick(exposed), pick(hidden)
+        bytes_ = (held.dense_parameters * width, held.expert_parameters * width)
+        seconds = np.where(once, self._over_shards("all_gather", *bytes_), 0.0)
+        return self._all_but_one_layer(stage, seconds, time.forward_s, self._s.stack.overlaps_parameters)
 
-    def _update(self, stages: tuple[Stage, ...], pick: _Picker) -> tuple[Column, Column]:
+    def _all_but_one_layer(
+        self, stage: Stage, seconds: Column, room_s: Column, overlaps: bool
+    ) -> tuple[Column, Column]:
+        """Exposed and hidden seconds of traffic that goes layer by layer and starts when the first layer is done."""
+        if not overlaps:
+            return seconds, np.zeros_like(seconds)
+        layers = np.maximum(stage.layers, 1.0)
+        exposed = np.maximum(seconds - room_s * (1 - 1 / layers), seconds / layers)
+        return exposed, seconds - exposed
+
+    def _update(self, stage: Stage) -> tuple[Column, Column]:
         """The optimizer's update on the shard, and what swapping its state in and out takes beyond that."""
         numbers = self._s.workload.numbers
-        elements = pick([self._held[id(stage)].sharded_parameters for stage in stages])
+        elements = self._held[id(stage)].sharded_parameters
         update = self._compute.optimizer_s(elements)
         each = self._s.workload.optimizer_state_bytes + numbers.main_weight_bytes
         host = self._s.cluster.device.host_bandwidth_bytes_per_s
@@ -404,35 +410,37 @@ class StepTimeModel:
         return update, np.where(self._x.swap_optimizer == 1, np.maximum(moved - update, 0.0), 0.0)
 
     def _offload_wait(self, stage: Stage, work_s: Column) -> Column:
-        """Activations go out under forward and come back under backward; what exceeds the work is waited for."""
+        """Activations go out under forward and come back under backward; what exceeds the work is waited for.
+
+        Neither can run on into the other: memory holds but a window of layers (`stage_memory`).
+        """
         host = self._s.cluster.device.host_bandwidth_bytes_per_s
-        moved = stage.layers * self._held[id(stage)].kept_per_layer * 2
+        moved = stage.layers * self._held[id(stage)].kept_per_layer
         wait = np.maximum(moved / host - work_s, 0.0) if host else np.full_like(moved, np.inf)
         return np.where(self._x.activation_offload == 1, wait, 0.0)
 
-    def _span(self, stages: tuple[Stage, ...], times: tuple[StageTime, ...]) -> tuple[Column, Column, Column]:
-        """Seconds of all micro batches through the pipeline, the slowest rank's own work, and which rank that is."""
+    def _fill_s(self, times: tuple[StageTime, ...]) -> Column:
+        """Seconds that the slowest rank waits while a micro batch fills or drains the pipeline.
+
+        It passes every rank once, so the fill takes the mean of the ranks' times and not the slowest.
+        """
         x = self._x
-        totals = [np.where(s.exists, t.total_s, 0.0) for s, t in zip(stages, times, strict=True)]
-        slowest_s = reduce(np.maximum, totals)
-        slowest = first_with(slowest_s, totals)
-        pick = _Picker(slowest)
+        weights = [np.where(stage.exists, stage.count, 0) / x.pp for stage in self._stages]
+
+        def mean(seconds: Iterable[Column]) -> Column:
+            return reduce(np.add, (weight * each for weight, each in zip(weights, seconds, strict=True)))
+
         p2p = self._clock.seconds("send_recv", self._groups.pp, boundary_bytes(self._s, x))
-        equal = step_span_s(
+        return bubble_s(
             x.schedule,
             x.pp,
             x.vpp,
             x.accumulation,
-            pick([t.forward_s for t in times]),
-            pick([t.input_grad_s for t in times]),
-            pick([t.weight_grad_s for t in times]),
+            mean(t.forward_s for t in times),
+            mean(t.input_grad_s for t in times),
+            mean(t.weight_grad_s for t in times),
             np.where(x.pp > 1, p2p, 0.0),
         )
-        work = x.accumulation * slowest_s
-        # A micro batch that fills or drains the pipeline passes every rank once, not the slowest pp times.
-        mean = reduce(np.add, (s.count * total for s, total in zip(stages, totals, strict=True))) / x.pp
-        fill = (equal - work) * mean / np.maximum(slowest_s, 1e-30)
-        return work + fill, work, slowest
 
     def _flops(self) -> Column:
         """FLOPs of one micro batch over all pipeline ranks, recomputation included."""
@@ -458,12 +466,12 @@ _NO_REDO = _Redo(np.asarray(0.0), 0.0, {})
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Run:
-    stages: tuple[Stage, ...]
     times: tuple[StageTime, ...]
-    span_s: Column
-    work_s: Column
-    slowest: Column
-    tail: Tail
+    tails: tuple[Tail, ...]
+    ends_s: list[Column]
+    longest_s: Column
+    fill_s: Column
+    norm_s: Column
     step_s: Column
 
 

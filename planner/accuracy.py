@@ -24,16 +24,19 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
 _WORST = 15
+_SMALLEST_FOR_TAU = 5
 _TINY_MODELS = frozenset({"megatron-lm-ci-golden"})
 _INTRODUCTION = """# Accuracy
 
 Predicted against measured, over {rows} published runs (their sources are in the table of measurements).
 Written by `python -m planner.accuracy`; change the cost model, run it again, and the difference is the argument.
 
-**The constants of the cost model are priors, not fits.** They were read from data sheets, papers and library
-documentation (each file in `configs/calibrations/` says from where) before a row of this table was looked at; no
-constant was tuned on these runs. What is below is therefore the error of a first plan on a machine that nobody has
-measured. `titan-plan calibrate` replaces the constants by measured ones.
+**The constants of the cost model are priors, not fits.** They stand for data sheets, papers and the documentation of
+libraries (each file in `configs/calibrations/` says which); none was fitted to a row of this table. What is below is
+therefore the error of a first plan on a machine that nobody has measured; `titan-plan calibrate` replaces the
+constants by measured ones. What the table did give are the widths of the intervals (`time_sigma`, `memory_sigma`:
+how far these priors were off) and a check of how its rows are read: which program a row ran on, and what that
+program does where the row says nothing (its default for attention, its cut of experts).
 
 Reading: an error is predicted / measured - 1. `median` and `p90` are of its absolute value, `bias` is the median with
 its sign (negative: predicted too low). Step time is the published one, or global batch x sequence / (tokens per
@@ -46,9 +49,9 @@ told in `planner/run_table.py`, `run_layout.py` and `run_model.py`.
 _RANKING = """## Ranking
 
 A sweep is {smallest} or more layouts of one source, model, sequence, batch, precision and number of devices; repeated
-measurements of a layout are taken as their median. `tau` is Kendall's tau-b (1: same order), `pairs` the share of
-pairs put in the right order. `regret` is how much slower the layout with the best predicted time (of those predicted
-to fit) was than the best of its sweep.
+measurements of a layout are taken as their median. `tau` is Kendall's tau-b (1: same order), over the sweeps of
+{for_tau} or more; `pairs` the share of pairs put in the right order. `regret` is how much slower the layout with the
+best predicted time (of those predicted to fit) was than the best of its sweep.
 
 """
 _FITS = """## Fits or not
@@ -129,11 +132,11 @@ def _order_section(cases: Sequence[Case]) -> str:
     rows = [[source, *_order_cells(orders)] for source, orders in sorted(by_source.items())]
     rows.append(["**all**", *_order_cells(everything)])
     header = ("source", "sweeps", "layouts", "mean tau", "pairs", "mean regret", "max regret", "best picked")
-    return _RANKING.format(smallest=SMALLEST_SWEEP) + _table(header, rows)
+    return _RANKING.format(smallest=SMALLEST_SWEEP, for_tau=_SMALLEST_FOR_TAU) + _table(header, rows)
 
 
 def _order_cells(orders: Sequence[Order]) -> tuple[str, ...]:
-    taus = [order.tau for order in orders if order.tau is not None]
+    taus = [order.tau for order in orders if order.tau is not None and order.rows >= _SMALLEST_FOR_TAU]
     pairs = sum(order.pairs for order in orders)
     regrets = [order.regret for order in orders]
     return (

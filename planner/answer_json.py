@@ -55,6 +55,7 @@ def answer_object(answer: Answer, files: dict[str, str]) -> dict[str, Any]:
 def inputs_object(question: Question) -> dict[str, Any]:
     """What was asked, defaults filled in."""
     setting = question.setting
+    fixed, most = question.bounds.words()
     return {
         "model": setting.model.name,
         "parameters": setting.model.total_params,
@@ -68,8 +69,8 @@ def inputs_object(question: Question) -> dict[str, Any]:
         "precision": setting.workload.precision,
         "optimizer": setting.workload.optimizer,
         "hbm_margin_bytes": question.margin_bytes,
-        "fix": dict(question.bounds.fixed),
-        "max": dict(question.bounds.most),
+        "fix": fixed,
+        "max": most,
         "stack": setting.stack.name,
         "calibration": setting.calibration.name,
         "calibration_provenance": setting.calibration.provenance,

@@ -39,6 +39,14 @@ class Bounds:
         """The values that are allowed."""
         return [value for value in values if self.allows(name, value)]
 
+    def words(self) -> tuple[dict[str, int | str], dict[str, int | str]]:
+        """What is fixed and what is bounded, as a user writes it."""
+        fixed, most = (
+            {name: _CHOICES[name][value] if name in _CHOICES else value for name, value in pairs}
+            for pairs in (self.fixed, self.most)
+        )
+        return fixed, most
+
     def value_of(self, name: str) -> int | None:
         """The value a column is fixed to."""
         return dict(self.fixed).get(name)

@@ -38,7 +38,10 @@ def default_folder(answer: Answer) -> Path:
 
 def check_folder(folder: Path) -> None:
     """Refuse, before the search, a place where no folder can be."""
-    existing = next(parent for parent in (folder, *folder.absolute().parents) if parent.exists())
+    try:
+        existing = next(parent for parent in (folder, *folder.absolute().parents) if parent.exists())
+    except OSError as error:  # a name longer than a path may be; a parent that may not be read
+        raise TitanPlanError("C603", f"--out {folder}: {error.strerror}", "name another folder") from error
     if not existing.is_dir():
         raise TitanPlanError("C603", f"--out {folder}: {existing} is a file", "name a folder")
     if not os.access(existing, os.W_OK | os.X_OK):

@@ -48,6 +48,7 @@ _READ = (
 )
 READ_COLUMNS: tuple[str, ...] = tuple(_READ.split())
 MEMORY_QUANTITIES = ("allocated", "device")
+_LARGEST_NODE = 1024
 _FUSED_WORDS = ("use-flash-attn", "attention-backend=flash", "attention-backend=fused", "transformer_engine", "nemo")
 _HINT = "a CSV with a header such as model,device,n_devices,tp,pp,micro_batch,global_batch,seq"
 
@@ -202,7 +203,8 @@ def _cluster(cells: Cells) -> ClusterSpec:
     column = "device" if cells.text("device") else "hardware"
     if not cells.text(column):
         raise missing("device", "a name that `titan-plan clusters` lists")
-    per_node, link = cells.whole("devices_per_node"), cells.number("inter_node_gb_per_s_per_device")
+    per_node = cells.whole("devices_per_node", at_most=_LARGEST_NODE)
+    link = cells.number("inter_node_gb_per_s_per_device")
     try:
         return _cluster_with(cells.text(column), per_node, link)
     except TitanPlanError as error:

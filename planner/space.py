@@ -69,11 +69,16 @@ class Mesh:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rows:
-    """What shapes a micro batch, one row each, all with one dp; `choices` are the axes that multiply them."""
+    """What shapes a micro batch, one row each, all with one dp; `choices` are the axes that multiply them.
+
+    Attributes:
+        recompute_layers: as of a Layout; of all layouts of the rows alike.
+    """
 
     dp: int
     columns: np.ndarray
     choices: tuple[np.ndarray, ...]
+    recompute_layers: int = 0
 
     @property
     def layouts_per_row(self) -> int:
@@ -91,7 +96,7 @@ class Rows:
 
     def block(self) -> Layouts:
         """All layouts of the rows."""
-        return _block(self.columns, self.choices)
+        return _block(self.columns, self.choices, self.recompute_layers)
 
     def without_offload(self) -> Rows:
         """The same rows with activations kept on the device."""
@@ -138,20 +143,29 @@ class Space:
         gathered: list[Mesh] = []
         for mesh in sorted(meshes, key=lambda mesh: mesh.kind):
             if gathered and (mesh.kind != gathered[0].kind or sum(m.n_rows for m in gathered) > _MOST_ROWS):
-                yield _rows_of(gathered)
+                yield self._rows_of(gathered)
                 gathered = []
             gathered.append(mesh)
         if gathered:
-            yield _rows_of(gathered)
+            yield self._rows_of(gathered)
 
     @property
     def layer_bounds(self) -> tuple[int, int] | None:
-        """Fewest and most layers of a virtual stage that `layers=N` may recompute; None where it is ruled out."""
-        if not self.bounds.allows("recompute", RECOMPUTES.index("full")):
+        """Fewest and most layers of a virtual stage that `layers=N` may recompute; None where recomputation is fixed.
+
+        Fixed to some N, it is the N of every layout of the space, and nothing is left to choose.
+        """
+        if any(self.bounds.value_of(name) is not None for name in ("recompute", "recompute_layers")):
             return None
-        most = dict(self.bounds.most).get("recompute_layers", self.setting.model.n_layers)
-        fixed = self.bounds.value_of("recompute_layers")
-        return (1, most) if fixed is None else (fixed, fixed)
+        return 1, dict(self.bounds.most).get("recompute_layers", self.setting.model.n_layers)
+
+    def _rows_of(self, meshes: list[Mesh]) -> Rows:
+        return Rows(
+            dp=meshes[0].dp,
+            columns=np.concatenate([_product(mesh.row_choices) for mesh in meshes]),
+            choices=meshes[0].choices,
+            recompute_layers=self.bounds.value_of("recompute_layers") or 0,
+        )
 
     def _mesh(self, tp: int, cp: int, pp: int, dp: int) -> Mesh:
         """A mesh with the choices that multiply it, in the order of `_ROW_NAMES`."""
@@ -222,13 +236,13 @@ class Space:
         return dict(zip(_SWITCHES, (list(range(len(RECOMPUTES))), [0, 1], [0, 1], placements), strict=True))
 
 
-def _block(rows: np.ndarray, choices: tuple[np.ndarray, ...]) -> Layouts:
+def _block(rows: np.ndarray, choices: tuple[np.ndarray, ...], recompute_layers: int = 0) -> Layouts:
     """Columns that vary along one axis each: rows, sharding, then the switches."""
     sharding, *switches = choices
     columns = {name: _along(0, rows[:, i]) for i, name in enumerate(_ROW_NAMES)}
     columns |= {name: _along(1, sharding[:, i]) for i, name in enumerate(_SHARDING)}
     columns |= {name: _along(2 + i, values) for i, (name, values) in enumerate(zip(_SWITCHES, switches, strict=True))}
-    columns["recompute_layers"] = _along(0, np.zeros(1, dtype=np.int64))
+    columns["recompute_layers"] = _along(0, np.array([recompute_layers]))
     return Layouts(**{name: columns[name] for name in COLUMN_NAMES})
 
 
@@ -240,11 +254,6 @@ def _along(axis: int, values: np.ndarray) -> np.ndarray:
 def plain_rows(meshes: list[Mesh]) -> Layouts:
     """One row a mesh, with the plainest choices."""
     return Rows(dp=0, columns=np.array([mesh.first_row for mesh in meshes]), choices=()).plain()
-
-
-def _rows_of(meshes: list[Mesh]) -> Rows:
-    columns = np.concatenate([_product(mesh.row_choices) for mesh in meshes])
-    return Rows(dp=meshes[0].dp, columns=columns, choices=meshes[0].choices)
 
 
 def _product(choices: tuple[list[tuple[int, ...]], ...]) -> np.ndarray:

@@ -99,9 +99,7 @@ def _margins(out: Console, answer: Answer) -> None:
         told = f"{answer.days:,.1f} days, {answer.device_hours:,.0f} NPU-hours"
         out.print(f"{answer.question.tokens:.3g} tokens at this rate: {told}")
     fit = answer.question.setting.calibration
-    out.print(
-        f"constants: {fit.name}; 80 % of runs are expected inside the band, +-{100 * fit.time_sigma:.0f} % (1 sigma)"
-    )
+    out.print(f"constants: {fit.name}, +-{100 * fit.time_sigma:.0f} % (1 sigma); the band holds 80 %")
 
 
 def _faster(other: Plan, best: Plan) -> str:

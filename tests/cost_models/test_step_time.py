@@ -1,11 +1,11 @@
-"""Step time by laws: parts sum to the whole, FLOPs are the model's, faster hardware is never slower, columns are rows."""
+"""Step time by laws: parts sum to the whole, FLOPs are the model's, faster is never slower, columns are rows."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
 from functools import lru_cache
-from itertools import product
+from itertools import pairwise, product
 from typing import Any
 
 import numpy as np
@@ -274,11 +274,23 @@ FASTER: dict[str, Callable[[Setting], Setting]] = {
 }
 
 
+def never_slower_but_for_split_backwards(fast: Setting, slow: Setting, layouts: Layouts) -> None:
+    """Waits for the host or a link in backward count to the input gradient, none to the weight gradient.
+
+    The fill of a zero-bubble schedule grows with their difference, so where a wait bounds the backward and the weight
+    gradient alone gets faster, that fill grows by some percent of a step. All other schedules keep the law strictly.
+    """
+    split = np.isin(layouts.schedule, [SCHEDULES.index("zero-bubble"), SCHEDULES.index("zb-v")])
+    for rows, slack in ((~split, 1e-9), (split, 0.1)):
+        some = layouts.take(np.flatnonzero(rows))
+        never_slower(steps(fast, some), steps(slow, some), some, slack)
+
+
 @pytest.mark.parametrize("what", FASTER)
 @law
 def test_twice_the_speed_of_anything_never_slows_a_step(what: str, number: int, seed: int) -> None:
     setting, layouts = drawn(number, seed)
-    never_slower(steps(FASTER[what](setting), layouts), steps(setting, layouts), layouts)
+    never_slower_but_for_split_backwards(FASTER[what](setting), setting, layouts)
 
 
 @pytest.mark.parametrize("what", FASTER)
@@ -320,14 +332,17 @@ def test_a_better_constant_never_slows_a_step(name: str, number: int, seed: int)
     setting, layouts = drawn(number, seed)
     value = getattr(setting.calibration, name) * BETTER[name]
     better = replace(setting, calibration=replace(setting.calibration, **{name: value}))
-    never_slower(steps(better, layouts), steps(setting, layouts), layouts)
+    never_slower_but_for_split_backwards(better, setting, layouts)
 
 
 @law
 def test_recomputing_more_never_makes_a_step_faster(number: int, seed: int) -> None:
-    """The search bisects the fewest recomputed layers that fit, which is right only if each more costs time."""
+    """The search bisects the fewest recomputed layers that fit, which is right only if each more costs time.
+
+    Without offload: a layer that is recomputed has less to move to the host.
+    """
     setting, layouts = drawn(number, seed)
-    layouts = change(layouts, recompute=RECOMPUTES.index("full"))
+    layouts = change(layouts, recompute=RECOMPUTES.index("full"), activation_offload=0)
     slots = setting.model.n_layers + layouts.short_first + layouts.short_last
     each = slots // (layouts.pp * layouts.vpp)
     layouts = change(layouts.take(np.flatnonzero(each > 2)), recompute_layers=0)
@@ -366,7 +381,7 @@ def test_the_bubble_of_a_micro_batch_falls_with_their_number(schedule: str, vpp:
         setting = setting_of("llama2-7b", 4, batch=accumulation)
         layout = Layout(pp=4, vpp=vpp, schedule=schedule, accumulation=accumulation)
         shares.append(one(setting, layout).time.bubble_s.item() / accumulation)
-    assert all(later < earlier for earlier, later in zip(shares, shares[1:], strict=False))
+    assert all(later < earlier for earlier, later in pairwise(shares))
     assert shares[-1] > 0
 
 

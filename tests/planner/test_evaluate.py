@@ -94,6 +94,17 @@ def test_a_faster_network_is_never_slower() -> None:
     assert fast < slow
 
 
+def test_a_job_of_three_devices_stays_in_its_node() -> None:
+    three = "llama2-7b,A100-80G,3,1,1,3,1,12,2048,full,"
+    assert step_of(f"{three}1") == step_of(f"{three}25")
+
+
+def test_fp8_runs_at_half_precision_where_the_device_has_none() -> None:
+    header, row = f"{HEADER},precision,flash_attention", "llama2-7b,V100-32G,32,4,8,1,1,64,2048,full,25"
+    fp8, fp16 = first_of(f"{row},fp8,1", header), first_of(f"{row},fp16,1", header)
+    assert fp8["predicted_step_time_s"] == fp16["predicted_step_time_s"]
+
+
 def test_recomputation_takes_time_and_saves_memory() -> None:
     full, none = first_of(), first_of(RUN.replace("full", "none"))
     assert float(full["predicted_step_time_s"]) > float(none["predicted_step_time_s"])

@@ -206,6 +206,8 @@ def test_a_broken_number_names_its_column_and_what_was_got(column: str, text: st
         ("heads", "33"),
         ("n_devices", "20"),
         ("dp", "3"),
+        ("tp", "100001"),
+        ("devices_per_node", "99999999"),
     ],
 )
 def test_an_unknown_word_or_number_names_what_was_got(column: str, text: str) -> None:
