@@ -143,7 +143,7 @@ class Layouts:
     @property
     def shape(self) -> tuple[int, ...]:
         """The shape that all columns broadcast to."""
-        return np.broadcast_shapes(*(getattr(self, name).shape for name in COLUMN_NAMES))
+        return np.broadcast_shapes(*{getattr(self, name).shape for name in COLUMN_NAMES})
 
     @property
     def size(self) -> int:
@@ -186,7 +186,7 @@ def _encode(name: str, value: object) -> int:
     return _CODES[name].index(str(value)) if name in _CODES else int(value)  # type: ignore[call-overload]
 
 
-def _decode(name: str, value: Any) -> Any:
+def _decode(name: str, value: Any) -> Any:  # noqa: ANN401 - a field of Layout is a number, a flag or a text
     """The integer of a column as the field of Layout."""
     if name in _CODES:
         return _CODES[name][int(value)]

@@ -185,7 +185,7 @@ class StageMemory:
 
     @cached_property
     def kept_per_layer(self) -> Column:
-        """Bytes that a layer keeps in flight under the layout's recomputation, the mean of the virtual self.stage."""
+        """Bytes that a layer keeps in flight under the layout's recomputation, the mean of the virtual stage."""
         x = self._x
         none = self._mean_layer(frozenset())
         selective = self._mean_layer(self._s.stack.selective)
@@ -239,12 +239,13 @@ class StageMemory:
         """Main weights and moments in host memory."""
         numbers = self._s.workload.numbers
         each = self._s.workload.optimizer_state_bytes + numbers.main_weight_bytes
-        return np.where(self._x.swap_optimizer == 1, each * self.sharded_parameters, 0.0)
+        return np.where(self.stage.exists & (self._x.swap_optimizer == 1), each * self.sharded_parameters, 0.0)
 
     @cached_property
     def offloaded(self) -> Column:
         """Activations in host memory."""
-        return np.where(self._x.activation_offload == 1, self._live - self.activations, 0.0)
+        offloads = self.stage.exists & (self._x.activation_offload == 1)
+        return np.where(offloads, self._live - self.activations, 0.0)
 
     @cached_property
     def static(self) -> Column:

@@ -47,7 +47,8 @@ def complexity(layouts: Layouts) -> np.ndarray:
     x = layouts
     dimensions = sum((np.asarray(column > 1).astype(np.int64) for column in (x.tp, x.cp, x.ep, x.pp, x.vpp)), 0)
     switches = x.swap_optimizer + x.activation_offload + x.reduce_gradients + x.placement
-    return 8 * (dimensions + switches) + 2 * x.recompute + (x.recompute_layers > 0) + x.zero + (x.dp_shard != x.dp)
+    in_part = (x.zero > 0) & (x.dp_shard != x.dp)
+    return 8 * (dimensions + switches) + 2 * x.recompute + (x.recompute_layers > 0) + x.zero + in_part
 
 
 def rank_order(layouts: Layouts, step_s: np.ndarray) -> np.ndarray:

@@ -19,9 +19,13 @@ if TYPE_CHECKING:
     from cost_models.cluster import ClusterSpec
 
 DEFAULT_CLUSTER = "atlas-800t-a2"
+# `evaluate` reads fp8 runs as well; a plan is for our own trainer.
+TRAINED_PRECISIONS = frozenset({"bf16", "fp16", "fp32"})
 # Sequences of a step by default: 256, and from 2,048 devices on one for each 8 devices, about what Llama 3 405B
 # trained with on 16,384 (arXiv:2407.21783, table 4: 2,048 sequences of 8,192 tokens).
 _LEAST_BATCH, _DEVICES_PER_SEQUENCE = 256, 8
+# Far above any machine, and low enough that products of them stay within 64 bits and divisors are found at once.
+_MOST = {"--npus": 10**6, "--seq-len": 10**8, "--global-batch": 10**8}
 # Left free by default beyond what is modelled: about one standard deviation of the memory model, so that a plan of the
 # default search fits with a probability of five in six at the least.
 DEFAULT_MARGIN = "5%"
@@ -63,6 +67,11 @@ def ask(
     top: int = 5,
 ) -> Question:
     """Resolve names, fill in defaults and check what the search cannot; errors say what would do."""
+    for option, value in zip(_MOST, (npus, seq_len, global_batch), strict=True):
+        if value and value > _MOST[option]:
+            raise TitanPlanError(
+                "C610", f"{option} {value} is more than this program counts to", f"at most {_MOST[option]}"
+            )
     spec = find_model(model)
     where = find_cluster(cluster or DEFAULT_CLUSTER)
     where.check_devices(npus)
@@ -73,6 +82,10 @@ def ask(
         precision=precision or where.device.default_precision,
         optimizer=optimizer,
     )
+    if not TRAINED_PRECISIONS.issuperset({workload.precision}):
+        raise TitanPlanError(
+            "C611", f"--precision {workload.precision} is not one that the trainer runs", "bf16, fp16 or fp32"
+        )
     _check_positions(spec.name, spec.positions, workload.seq_len)
     where.device.peak_flops(workload.numbers.compute)
     constants = load_calibration(Path(calibration)) if calibration else calibration_of(where.device.name)

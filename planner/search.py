@@ -30,14 +30,15 @@ if TYPE_CHECKING:
 
 M_DEVICE, M_HOST = "M101", "M102"
 # Best layouts kept for the tables.
-KEPT = 200
+KEPT = 100
 _NONE, _FULL = RECOMPUTES.index("none"), RECOMPUTES.index("full")
 # Layouts whose time is evaluated together: small, so that the first blocks soon bound the rest.
 TIMED_LAYOUTS = 60_000
 # Layouts with `layers=N` that are evaluated together: no axis is shared among them.
 _LAYER_CHOICES = 100_000
-_RECOMPUTE_AXIS = 2
-_NEAREST, _CLOSE = 3, 24
+_RECOMPUTE_AXIS, _OFFLOAD_AXIS = 2, 4
+# Nearest layouts told, and rows that are evaluated together to find them.
+_NEAREST, _NEAR_ROWS = 3, 64
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -55,7 +56,8 @@ class SearchResult:
     Attributes:
         best: fitting layouts in rank order, at most `KEPT`.
         front: the fastest layouts at each level of headroom, fastest first.
-        nearest: where nothing fits, the layouts that lack the least.
+        nearest: where nothing fits, the layouts that lack the least, no two of them alike but for ZeRO, recomputation,
+            swap and placement.
         layouts: layouts of the space, each decided; `recompute: layers=N` apart.
         layer_choices: layouts with `layers=N` whose lower bound let them compete.
         timed: layouts whose step time was evaluated; the other fitting ones were proved slower by a bound.
@@ -95,7 +97,8 @@ class _Search:
     best: Best
     front: Front
     progress: Callable[[int, int], None]
-    close: list[tuple[float, Rows]] = field(default_factory=list)
+    # Rows with the bounds of their peaks, as long as nothing fits.
+    lacking: list[tuple[np.ndarray, Rows]] = field(default_factory=list)
     layouts: int = 0
     layer_choices: int = 0
     timed: int = 0
@@ -103,6 +106,8 @@ class _Search:
     rejected: Counter[str] = field(default_factory=Counter)
     examples: dict[str, Layout] = field(default_factory=dict)
     fitting: list[_Fitting] = field(default_factory=list)
+    fewest: list[tuple[Layouts, np.ndarray]] = field(default_factory=list)
+    every: list[tuple[Layouts, np.ndarray]] = field(default_factory=list)
 
     @property
     def setting(self) -> Setting:
@@ -126,8 +131,7 @@ class _Search:
         for fitting in self.fitting:
             self._time(fitting)
         if self.space.layer_bounds:
-            for fitting in self.fitting:
-                self._some_layers(fitting, *self.space.layer_bounds)
+            self._some_layers(*self.space.layer_bounds)
 
     def _open_meshes(self) -> list[Mesh]:
         """Meshes that break no rule which all their layouts would break; all layouts are counted here."""
@@ -137,7 +141,7 @@ class _Search:
         for mesh, index in zip(meshes, broken, strict=True):
             if index >= 0:
                 self.rejected[MESH_RULES[index].code] += mesh.n_layouts
-                self._example(MESH_RULES[index].code, lambda mesh=mesh: plain_rows([mesh]).one(0))  # type: ignore[misc]
+                self._example(MESH_RULES[index].code, lambda mesh=mesh: next(self.space.rows([mesh])).block().one(0))  # type: ignore[misc]
         return [mesh for mesh, index in zip(meshes, broken, strict=True) if index < 0]
 
     def _filtered(self, rows: Rows) -> Rows:
@@ -146,7 +150,7 @@ class _Search:
         for index, count in zip(*np.unique(broken[broken >= 0], return_counts=True), strict=True):
             self.rejected[RULES[index].code] += int(count) * rows.layouts_per_row
             first = np.flatnonzero(broken == index)[:1]
-            self._example(RULES[index].code, lambda first=first: rows.keep(first).plain().one(0))  # type: ignore[misc]
+            self._example(RULES[index].code, lambda first=first: rows.keep(first).block().one(0))  # type: ignore[misc]
         return rows.keep(broken < 0)
 
     def _decide(self, rows: Rows) -> None:
@@ -166,19 +170,19 @@ class _Search:
             self._example(M_HOST, lambda: _first(block, roomy & ~fits))
         self.feasible += n_fits
         some = np.flatnonzero(fits.any(axis=tuple(range(1, fits.ndim))))
-        if not self.feasible:
-            self._note_close(rows, memory.least_peak_bytes())
+        self.lacking = [] if self.feasible else [*self.lacking, (memory.least_peak_bytes(), rows)]
         if len(some):
             kept = rows.keep(some)
             least = StepTimeModel(self.setting, kept.plain()).least_step_s().reshape(len(some), -1).min(axis=1)
             order = np.argsort(least)
+            parts = min(max(1, len(order) * rows.layouts_per_row // TIMED_LAYOUTS), len(order))
             self.fitting += [
                 _Fitting(
                     rows=kept.keep(which),
                     least_step_s=least[which],
                     least_peak_bytes=memory.least_peak_bytes()[some][which],
                 )
-                for which in np.array_split(order, max(1, len(order) * rows.layouts_per_row // TIMED_LAYOUTS))
+                for which in np.array_split(order, parts)
             ]
 
     def _valid(self, block: Layouts) -> np.ndarray:
@@ -204,33 +208,43 @@ class _Search:
         block = part.rows.keep(open_).block()
         fits = self._fits(block)
         step = np.broadcast_to(StepTimeModel(self.setting, block).step_s(), block.shape)
-        self.timed += block.size
         peak = np.broadcast_to(MemoryModel(self.setting, block).peak_bytes(), block.shape)
+        self.timed += block.size
+        if self.space.layer_bounds:
+            self._note_layers(block, fits, step)
         step = np.where(fits, step, np.inf)
         self.best.offer(block, step, peak)
         self.front.offer(block, step, peak)
 
-    def _some_layers(self, part: _Fitting, fewest: int, most: int) -> None:
-        """Layouts that fit with all layers recomputed and whose time without any could still enter the best.
+    def _note_layers(self, block: Layouts, fits: np.ndarray, step: np.ndarray) -> None:
+        """Note the layouts that fit with all layers recomputed and might be faster with fewer.
 
         Without offload time grows with N and memory falls: where no layer need be recomputed none is, else the fewest
-        that make it fit. With offload, recomputing a layer also spares its transfer: every N is evaluated.
+        that make it fit. With offload, recomputing a layer also spares its transfer: every N is evaluated. Waiting for
+        transfers is no bound then, for a layout that recomputes waits for fewer; the same without offload is.
         """
-        open_ = part.least_step_s <= self.best.limit_s
-        if not open_.any():
+        codes = block.recompute.reshape(-1).tolist()
+        if _FULL not in codes:
             return
-        rows = part.rows.keep(open_)
-        block = rows.with_recompute([_NONE, _FULL]).block()
-        fits = self._fits(block)
-        none, full = (np.take(fits, i, axis=_RECOMPUTE_AXIS) for i in (0, 1))
-        # Waiting for transfers is no bound: a layout that recomputes waits for fewer. The same without offload is.
-        bound = rows.with_recompute([_NONE]).without_offload().block()
-        least = np.broadcast_to(StepTimeModel(self.setting, bound).step_s(), bound.shape)[:, :, 0]
-        close = np.broadcast_to(least <= self.best.limit_s, full.shape)
-        offloads = np.broadcast_to(block.activation_offload[:, :, 0], full.shape) == 1
-        every = rows.with_recompute([_FULL]).block()
-        self._offer_fewest(every.take(np.flatnonzero(full & ~none & close & ~offloads)), fewest, most)
-        self._offer_every(every.take(np.flatnonzero(full & close & offloads)), fewest, most)
+        full = fits.take([codes.index(_FULL)], axis=_RECOMPUTE_AXIS)
+        none = fits.take([codes.index(_NONE)], axis=_RECOMPUTE_AXIS) if _NONE in codes else np.zeros_like(full)
+        offloads = np.broadcast_to(block.activation_offload, full.shape) == 1
+        bound = np.zeros(full.shape)
+        if _NONE in codes and not block.activation_offload.flat[0]:
+            plain = step.take([codes.index(_NONE)], axis=_RECOMPUTE_AXIS)
+            bound = np.broadcast_to(plain.take([0], axis=_OFFLOAD_AXIS), full.shape)
+        every = replace(block, recompute=np.full((1,) * fits.ndim, _FULL))
+        for wanted, kept in ((full & ~none & ~offloads, self.fewest), (full & offloads, self.every)):
+            which = np.flatnonzero(wanted & (bound <= self.best.limit_s))
+            if len(which):
+                kept.append((every.take(which), bound.reshape(-1)[which]))
+
+    def _some_layers(self, fewest: int, most: int) -> None:
+        """Evaluate what was noted, as far as it can still enter the best."""
+        for layouts, bound in self.fewest:
+            self._offer_fewest(layouts.take(np.flatnonzero(bound <= self.best.limit_s)), fewest, most)
+        for layouts, bound in self.every:
+            self._offer_every(layouts.take(np.flatnonzero(bound <= self.best.limit_s)), fewest, most)
 
     def _offer_every(self, full: Layouts, fewest: int, most: int) -> None:
         """Each `layers=N` of these layouts."""
@@ -281,27 +295,32 @@ class _Search:
         return np.broadcast_to(fits & (first_violations(self.setting, block, CHOICE_RULES) < 0), block.shape)
 
     def nearest(self) -> tuple[Nearest, ...]:
-        """Where nothing fits: the layouts that lack the least device memory."""
+        """Where nothing fits: of the rows that lack the least device memory the layouts that do."""
         found: list[Nearest] = []
-        for least, rows in sorted(self.close, key=lambda pair: pair[0]):
-            if len(found) == _NEAREST and least - self.limit_bytes >= found[-1].lacking_bytes:
-                break
-            block = rows.block()
-            memory = MemoryModel(self.setting, block)
-            allowed = memory.fits_host(self.host_limit_bytes) & (
-                first_violations(self.setting, block, CHOICE_RULES) < 0
-            )
-            lacking = np.where(np.broadcast_to(allowed, block.shape), memory.peak_bytes() - self.limit_bytes, np.inf)
-            at = int(np.argmin(lacking))
-            if np.isfinite(lacking.reshape(-1)[at]):
-                found.append(Nearest(layout=block.one(at), lacking_bytes=float(lacking.reshape(-1)[at])))
-                found = sorted(found, key=lambda near: near.lacking_bytes)[:_NEAREST]
+        for least, rows in sorted(self.lacking, key=lambda pair: float(pair[0].min())):
+            order = np.argsort(least)
+            for part in np.array_split(order, len(order) // _NEAR_ROWS + 1):
+                limit = found[-1].lacking_bytes if len(found) == _NEAREST else np.inf
+                open_ = part[least[part] - self.limit_bytes < limit]
+                if not len(open_):
+                    break
+                found = sorted([*found, *self._lacking(rows.keep(open_))], key=lambda near: near.lacking_bytes)
+                found = found[:_NEAREST]
         return tuple(found)
 
-    def _note_close(self, rows: Rows, least_peak_bytes: np.ndarray) -> None:
-        order = np.argsort(least_peak_bytes)[:_CLOSE]
-        self.close += [(float(least_peak_bytes[at]), rows.keep(np.array([at]))) for at in order]
-        self.close = sorted(self.close, key=lambda pair: pair[0])[:_CLOSE]
+    def _lacking(self, rows: Rows) -> list[Nearest]:
+        """Of the rows nearest to fitting the layouts that are nearest."""
+        block = rows.block()
+        memory = MemoryModel(self.setting, block)
+        allowed = memory.fits_host(self.host_limit_bytes) & (first_violations(self.setting, block, CHOICE_RULES) < 0)
+        lacking = np.where(np.broadcast_to(allowed, block.shape), memory.peak_bytes() - self.limit_bytes, np.inf)
+        each = lacking.reshape(len(rows.columns), -1)
+        at, least = each.argmin(axis=1), each.min(axis=1)
+        nearest = [row for row in np.argsort(least)[:_NEAREST].tolist() if np.isfinite(least[row])]
+        return [
+            Nearest(layout=block.one(row * each.shape[1] + int(at[row])), lacking_bytes=float(least[row]))
+            for row in nearest
+        ]
 
 
 def _first(block: Layouts, which: np.ndarray) -> Layout:

@@ -98,17 +98,6 @@ class Rows:
         """All layouts of the rows."""
         return _block(self.columns, self.choices, self.recompute_layers)
 
-    def without_offload(self) -> Rows:
-        """The same rows with activations kept on the device."""
-        offload = 1 + _SWITCHES.index("activation_offload")
-        kept = tuple(np.array([0]) if i == offload else axis for i, axis in enumerate(self.choices))
-        return replace(self, choices=kept)
-
-    def with_recompute(self, codes: list[int]) -> Rows:
-        """The same rows with other choices of recomputation."""
-        sharding, _, *rest = self.choices
-        return replace(self, choices=(sharding, np.array(codes), *rest))
-
     def parts(self) -> Iterator[Rows]:
         """The rows in parts of bounded size and one schedule each, whose closed form then runs once."""
         step = max(1, BLOCK_LAYOUTS // self.layouts_per_row)

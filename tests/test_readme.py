@@ -38,7 +38,8 @@ def _run(command: str, folder: Path) -> subprocess.CompletedProcess[str]:
 
 def _shortened(output: str) -> str:
     """The first plans and reasons, long lines cut, and without what differs from run to run."""
-    lines, plans, codes = [], 0, 0
+    lines: list[str] = []
+    plans = codes = 0
     for line in output.splitlines():
         plans += bool(re.match(r"\d+  ", line))
         codes += bool(re.match(r"  [A-Z]\d{3} ", line))

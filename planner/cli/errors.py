@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import sys
-from typing import NoReturn
 
 import click
 
@@ -21,10 +20,10 @@ def run(arguments: list[str]) -> int:
 
     as_json = "--json" in arguments
     try:
-        cli.main(args=arguments, prog_name="titan-plan", standalone_mode=False)
+        # Without its standalone mode click returns the code of an Exit, and what the verb returned otherwise.
+        code = cli.main(args=arguments, prog_name="titan-plan", standalone_mode=False)
         sys.stdout.flush()
-    except click.exceptions.Exit as error:
-        return error.exit_code
+        return code if isinstance(code, int) else 0
     except click.ClickException as error:
         return _tell(_usage(error), as_json=as_json)
     except TitanPlanError as error:
@@ -36,11 +35,6 @@ def run(arguments: list[str]) -> int:
         click.echo("interrupted", err=True)
         return _INTERRUPTED
     return 0
-
-
-def exit_with(code: int) -> NoReturn:
-    """Leave a verb with an exit code."""
-    raise click.exceptions.Exit(code)
 
 
 def _usage(error: click.ClickException) -> TitanPlanError:

@@ -92,7 +92,10 @@ def cli(ctx: click.Context, /, **options: Any) -> None:  # noqa: ANN401 - click 
     if ctx.invoked_subcommand is not None:
         given = [f"--{name.replace('_', '-')}" for name in ("model", "npus") if options[name] is not None]
         if given:
-            raise click.UsageError(f"{' and '.join(given)} belong to the search, which has no verb", ctx)
+            raise click.UsageError(
+                f"{' and '.join(given)} {'belong' if len(given) > 1 else 'belongs'} to the search, which has no verb",
+                ctx,
+            )
         return
     if options["model"] is None and options["npus"] is None:
         click.echo(ctx.get_help())

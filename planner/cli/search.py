@@ -11,7 +11,6 @@ import click
 from planner.answer import Answer, answer
 from planner.answer_json import answer_object
 from planner.bounds import parse_bounds
-from planner.cli.errors import exit_with
 from planner.question import ask
 from planner.run_folder import check_folder, default_folder, write_run
 
@@ -52,7 +51,7 @@ def run_search(options: dict[str, Any]) -> None:
 
         print_answer(found, files, color=options["color"])
     if not found.plans:
-        exit_with(1)
+        raise click.exceptions.Exit(1)
 
 
 def _with_progress(search: Callable[[Callable[[int, int], None]], Answer], color: str) -> Answer:
@@ -63,15 +62,16 @@ def _with_progress(search: Callable[[Callable[[int, int], None]], Answer], color
 
     from planner.cli.console import console
 
-    started = time.monotonic()
+    started, terminal = time.monotonic(), console(color, stderr=True)
     with Progress(
         TextColumn("{task.description}"),
         BarColumn(),
         TextColumn("{task.completed:,.0f} of {task.total:,.0f} layouts"),
         TimeRemainingColumn(),
-        console=console(color, stderr=True),
+        console=terminal,
         transient=True,
         auto_refresh=False,
+        disable=not terminal.is_terminal,
     ) as bar:
         task = bar.add_task("searching", total=1, visible=False)
 

@@ -491,12 +491,16 @@ def test_what_fits_is_what_stays_below_the_limit(number: int, seed: int) -> None
 
 
 def test_host_memory_counts_no_rank_that_a_layout_does_not_have() -> None:
-    """Two short ranks of 7 and 7 layers have no middle one of 8."""
-    model = replace(dense_16(), n_layers=14)
+    """Two short ranks of 7 and 7 layers have no middle one of 8, which would hold more than either."""
+    model = replace(dense_16(), n_layers=14, vocab_size=64)
     setting = setting_of(model, 2, batch=8, seq_len=512)
     layout = Layout(pp=2, schedule="1f1b", accumulation=8, short_first=1, short_last=1, swap_optimizer=True)
     fullest = max(params for params, _, _ in by_rank(setting, layout))
     assert np.asarray(estimate(setting, layout).host_bytes).item() == pytest.approx(12 * fullest)
+    offloading = replace(layout, swap_optimizer=False, activation_offload=True)
+    memory, table = estimate(setting, offloading), setting.operator_table(Layouts.of([offloading]))
+    most = 2 * 7 * saved(table.dense_layer())
+    assert np.asarray(memory.host_bytes).item() < most + 2 * saved(table.embedding())
 
 
 def test_an_interleaved_pipeline_keeps_one_set_of_logits() -> None:

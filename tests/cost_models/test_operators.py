@@ -106,7 +106,7 @@ def test_norm_statistics_are_eight_bytes_a_token_and_norm() -> None:
 
 
 def test_fused_attention_without_dropout_keeps_32_bytes_and_statistics() -> None:
-    """Without the scores and the two dropout masks of a layer: 34 - 2; the kernel's output is the projection's input."""
+    """34 less the scores and the two dropout masks; what the kernel keeps is also the input of the projection."""
     s, b, h, a = SIZES[0]
     workload = Workload(seq_len=s, global_batch=b, precision="fp16")
     assert kept(table_of(gpt(h, a), workload, Layout(micro_batch=b)).dense_layer()) == 32 * s * b * h

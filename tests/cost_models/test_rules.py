@@ -50,18 +50,10 @@ def rule(code: str) -> Rule:
 # --- every rule once more, for one layout, from the words of the rule ---
 
 
-def splits_into_whole(whole: int, *parts: int) -> bool:
-    for part in parts:
-        if whole % part:
-            return False
-        whole //= part
-    return True
-
-
 def stages_by_hand(n_layers: int, x: Layout) -> list[int] | None:
     """Layers of each virtual stage; None where no equal number fits."""
     stages = x.pp * x.vpp
-    each = [size for size in range(1, n_layers + 3) if size * stages == n_layers + x.short_first + x.short_last]
+    each = [size for size in range(1, n_layers + 5) if size * stages == n_layers + x.short_first + x.short_last]
     if not each:
         return None
     layers = each * stages
@@ -72,10 +64,7 @@ def stages_by_hand(n_layers: int, x: Layout) -> list[int] | None:
 
 def layers_fit(s: Setting, x: Layout) -> bool:
     layers = stages_by_hand(s.model.n_layers, x)
-    if layers is None:
-        return False
-    each = max(layers) if x.pp * x.vpp > 2 else layers[0] + x.short_first
-    return each > x.short_first and each > x.short_last and min(each - x.short_first, each - x.short_last) >= 1
+    return layers is not None and min(layers) >= 1
 
 
 def schedule_fits(_: Setting, x: Layout) -> bool:
@@ -246,8 +235,9 @@ SHARED_MESH = replace(SOUND, ep=8)
 BREAKS: list[tuple[str, Setting, Layout, list[str]]] = [
     ("T310", LLAMA, replace(SOUND, dp=2), ["4", "32", "64"]),
     ("D201", LLAMA, replace(SOUND, pp=3), ["80", "3"]),
-    ("D201", LLAMA, replace(SOUND, short_first=1), ["80", "81", "16" if SOUND.vpp == 4 else "4"]),
+    ("D201", LLAMA, replace(SOUND, short_first=1), ["80", "81", "4"]),
     ("D201", setting_of("tiny", 4), Layout(pp=4, schedule="1f1b", short_first=2, short_last=2), ["4", "8", "2"]),
+    ("D201", setting_of("tiny", 3), Layout(pp=3, schedule="1f1b", short_last=2), ["4", "6", "3"]),
     ("D202", LLAMA, replace(SOUND, tp=6), ["64", "6"]),
     ("D203", LLAMA, replace(SOUND, tp=16), ["8", "16"]),
     ("D204", setting_of("llama2-7b"), replace(SOUND, tp=3), ["11008", "3"]),

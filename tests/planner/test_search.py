@@ -14,7 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from cost_models.catalog import find_cluster, find_model
-from cost_models.layout import Layout, Layouts
+from cost_models.layout import RECOMPUTES, Layout, Layouts
 from cost_models.memory import MemoryModel
 from cost_models.prediction import host_budget_bytes, predict, usable_bytes
 from cost_models.rules import violation
@@ -423,7 +423,7 @@ def test_no_layout_beats_a_front_point_in_both_time_and_room(case: Case) -> None
 
 @pytest.mark.parametrize("case", [TIGHT, CONTEXT, EIGHT, EXPERTS_IN_PIPELINE])
 def test_the_front_has_a_point_for_each_level_of_room(case: Case) -> None:
-    """Of two layouts whose room differs by more than a 32nd of the device, the front knows a faster one of the roomier."""
+    """For each layout the front knows one as fast, with at most a 32nd of the device less room."""
     setting, front = case.setting, case.search().front
     level = usable_bytes(setting) / 32
     for found in brute_force(case, layers="recompute" not in dict(case.fix)).fitting:
@@ -437,6 +437,24 @@ def row_of(layout: Layout) -> Layout:
         layout, zero=0, dp_shard=1, reduce_gradients="last", recompute="none", swap_optimizer=False,
         activation_offload=False, placement="tp-cp-dp-pp",
     )  # fmt: skip
+
+
+@pytest.mark.parametrize(("model", "devices"), [("70B", 4), ("405B", 8), ("deepseek-v3", 8)])
+def test_the_nearest_of_a_large_space_lack_no_more_than_any_row(model: str, devices: int) -> None:
+    """Every row's least, without the bounds in whose order the search looks at rows."""
+    setting = ask(model=model, npus=devices, global_batch=16).setting
+    result = search(setting, Bounds())
+    assert not result.feasible
+    least: list[float] = []
+    for rows in Space(setting=setting, bounds=Bounds()).rows(Space(setting=setting, bounds=Bounds()).meshes()):
+        for part in rows.keep(search_module.first_violations(setting, rows.plain()).reshape(-1) < 0).parts():
+            block = part.block()
+            allowed = np.broadcast_to(search_module.first_violations(setting, block) < 0, block.shape)
+            memory = MemoryModel(setting, block)
+            host = memory.fits_host(host_budget_bytes(setting) / devices)
+            lacking = np.where(allowed & host, memory.peak_bytes() - usable_bytes(setting), np.inf)
+            least += lacking.reshape(len(part.columns), -1).min(axis=1).tolist()
+    assert [near.lacking_bytes for near in result.nearest] == sorted(least)[:3]
 
 
 @pytest.mark.parametrize("case", [TIGHT, CONTEXT, EIGHT, EXPERTS, SMALL_HOST, ROOMY])
@@ -511,18 +529,17 @@ def test_no_layout_of_a_row_is_faster_than_the_bound_of_the_row(drawn: tuple[Set
 
 @settings(max_examples=60, deadline=None)
 @given(some_rows(), st.integers(1, 8))
-def test_no_layout_with_some_layers_recomputed_is_faster_than_the_same_without_offload_and_recomputation(
+def test_recomputing_some_layers_is_never_faster_than_keeping_all_of_them_on_the_device(
     drawn: tuple[Setting, Rows], layers: int
 ) -> None:
     setting, rows = drawn
-    full = rows.with_recompute([2]).block()
-    some = replace(full.take(np.arange(full.size)), recompute_layers=np.full(full.size, layers))
-    valid = search_module.first_violations(setting, some) < 0
-    without = rows.with_recompute([0]).without_offload().block()
-    bound = np.broadcast_to(StepTimeModel(setting, without).step_s(), without.shape)
-    bound = np.broadcast_to(bound, full.shape).reshape(-1)
-    step = StepTimeModel(setting, some).step_s()
-    assert (bound[valid] <= step[valid] * (1 + 1e-12)).all()
+    block = rows.block()
+    flat = block.take(np.flatnonzero(np.broadcast_to(block.recompute, block.shape) == RECOMPUTES.index("full")))
+    none = np.zeros(flat.size, dtype=np.int64)
+    some = replace(flat, recompute_layers=none + layers)
+    valid = np.flatnonzero(search_module.first_violations(setting, some) < 0)
+    bound = StepTimeModel(setting, replace(flat, recompute=none, activation_offload=none)).step_s()
+    assert (bound[valid] <= StepTimeModel(setting, some).step_s()[valid] * (1 + 1e-12)).all()
 
 
 @settings(max_examples=60, deadline=None)
