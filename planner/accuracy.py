@@ -74,6 +74,7 @@ def accuracy_page(cases: Sequence[Case]) -> str:
         _INTRODUCTION.format(rows=len(cases)),
         _errors_section(cases),
         _order_section(cases),
+        _sweeps_section(cases),
         _fits_section(cases),
         _worst_section(cases),
         _excluded_section(cases),
@@ -133,6 +134,25 @@ def _order_section(cases: Sequence[Case]) -> str:
     rows.append(["**all**", *_order_cells(everything)])
     header = ("source", "sweeps", "layouts", "mean tau", "pairs", "mean regret", "max regret", "best picked")
     return _RANKING.format(smallest=SMALLEST_SWEEP, for_tau=_SMALLEST_FOR_TAU) + _table(header, rows)
+
+
+def _sweeps_section(cases: Sequence[Case]) -> str:
+    """Each sweep large enough for a rank correlation."""
+    ordered = [(sweep, order_of(sweep.times_s, sweep.fits)) for sweep in sweeps_of(cases)]
+    rows = [
+        [
+            sweep.source,
+            sweep.label,
+            str(order.rows),
+            "" if order.tau is None else f"{order.tau:.2f}",
+            _percent(order.agreeing / order.pairs if order.pairs else None),
+            _percent(order.regret),
+        ]
+        for sweep, order in ordered
+        if order.rows >= _SMALLEST_FOR_TAU
+    ]
+    header = ("source", "sweep", "layouts", "tau", "pairs", "regret")
+    return "### Sweep by sweep\n\n" + _table(header, rows)
 
 
 def _order_cells(orders: Sequence[Order]) -> tuple[str, ...]:

@@ -58,11 +58,13 @@ class Sweep:
     """Runs that differ in layout only: a layout that was measured more than once stands once, with its median.
 
     Attributes:
+        label: what the runs have in common.
         times_s: (predicted, measured) of each layout.
         fits: whether the layout is predicted to fit.
     """
 
     source: str
+    label: str
     times_s: tuple[tuple[float, float], ...]
     fits: tuple[bool, ...]
 
@@ -89,6 +91,11 @@ def _sweep(layouts: dict[str, list[Case]]) -> Sweep:
     each = list(layouts.values())
     return Sweep(
         source=each[0][0].source,
+        label=" ".join(
+            text if name == "model" else f"{name}={text}"
+            for name, text in zip(_SWEEP.split(), each[0][0].sweep, strict=True)
+            if text and name not in {"source", "device"}
+        ),
         times_s=tuple(_median_pair(members) for members in each),
         fits=tuple(bool(members[0].evaluation.fits) for members in each),
     )
