@@ -23,6 +23,8 @@ _SHARES = (
     "attention_backward_efficiency",
 )
 
+_TEXTS = ("name", "provenance", "caveat")
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Calibration:
@@ -45,6 +47,7 @@ class Calibration:
         time_sigma: standard deviation of log(measured / predicted) step time.
         memory_sigma: standard deviation of measured / predicted memory.
         provenance: what the constants were read from or fitted on.
+        caveat: one line that whoever reads a prediction should know; may be left out.
     """
 
     name: str
@@ -65,11 +68,12 @@ class Calibration:
     time_sigma: float
     memory_sigma: float
     provenance: str
+    caveat: str = ""
 
     def __post_init__(self) -> None:
         for field in fields(self):
             value = getattr(self, field.name)
-            if field.name not in {"name", "provenance"} and not 0 <= value < float("inf"):
+            if field.name not in _TEXTS and not 0 <= value < float("inf"):
                 raise TitanPlanError(
                     "C610", f"calibration {self.name}: {field.name} is {value!r}", "a finite number of at least 0"
                 )
@@ -92,9 +96,9 @@ def parse_calibration(values: object, origin: str) -> Calibration:
         raise TitanPlanError("C606", f"{origin} holds no mapping of constants", "see configs/calibrations/")
     known = tuple(field.name for field in fields(Calibration))
     check_keys(values, (*known, "devices"), origin)
-    given = {key: required(values, key, origin) for key in known}
+    given = {key: required({"caveat": "", **values}, key, origin) for key in known}
     try:
-        texts = {key: str(given[key]) for key in ("name", "provenance")}
+        texts = {key: str(given[key]) for key in _TEXTS}
         numbers = {key: float(value) for key, value in given.items() if key not in texts}
     except (TypeError, ValueError, OverflowError) as error:
         raise TitanPlanError("C606", f"{origin}: {error}", "every constant is a number") from error

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -12,7 +12,7 @@ from cost_models.layout import Layout
 from cost_models.plan import Plan, plans_of
 from cost_models.rules import violation
 from planner.candidates import TIE, Candidates, complexity
-from planner.search import Nearest, SearchResult, search
+from planner.search import SearchResult, search
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -40,7 +40,7 @@ class Answer:
         plans: the best, fastest first; of layouts with equal step time only the simplest.
         listed: further fitting layouts for plans.csv, the best ones first.
         roomiest, simplest: within 5 % of the best step time, the one with most room, with least machinery.
-        nearest: where nothing fits.
+        nearest: where nothing fits, the layouts that lack the least memory.
         days, device_hours: to train on the tokens asked for; 0 where not asked.
     """
 
@@ -52,7 +52,7 @@ class Answer:
     roomiest: Plan | None
     simplest: Plan | None
     guide: GuideLayout
-    nearest: tuple[Nearest, ...]
+    nearest: tuple[Plan, ...]
     days: float
     device_hours: float
 
@@ -76,17 +76,23 @@ def answer(question: Question, progress: Callable[[int, int], None] = lambda _do
         roomiest=max(close, key=lambda plan: plan.headroom_bytes, default=None),
         simplest=min(close, key=_machinery, default=None),
         guide=_guide(question),
-        nearest=result.nearest,
+        nearest=plans_of(question.setting, [near.layout for near in result.nearest]),
         days=days,
         device_hours=days * 24 * question.setting.n_devices,
     )
 
 
 def _distinct(best: Candidates) -> list[Layout]:
-    """Layouts in rank order, without those whose step time equals an earlier one's."""
+    """Layouts in rank order, without those whose step time equals an earlier one's or that recompute a layer more or less.
+
+    An equal time is the simpler layout's; a neighbour in `layers=N` is the same plan for whoever chooses.
+    """
     step = best.step_s
     differs = np.concatenate([[True], np.abs(np.diff(step)) > step[1:] * TIE])
-    return [best.layouts.one(int(i)) for i in np.flatnonzero(differs)]
+    kept: dict[Layout, Layout] = {}
+    for layout in (best.layouts.one(int(i)) for i in np.flatnonzero(differs)):
+        kept.setdefault(replace(layout, recompute_layers=min(layout.recompute_layers, 1)), layout)
+    return list(kept.values())
 
 
 def _machinery(plan: Plan) -> tuple[int, float]:

@@ -42,14 +42,21 @@ def answer_object(answer: Answer, files: dict[str, str]) -> dict[str, Any]:
         "simplest": answer.simplest.id if answer.simplest else None,
         "front": [_point(plan) for plan in answer.front],
         "margin": margin_object(answer),
-        "training": {"tokens": answer.question.tokens, "days": answer.days, "device_hours": answer.device_hours},
+        "training": training_object(answer),
         "rejected": result.rejected,
         "nearest": [
-            {"id": near.layout.name, "layout": layout_object(near.layout), "lacking_bytes": round(near.lacking_bytes)}
-            for near in answer.nearest
+            {**plan_object(plan), "lacking_bytes": answer.question.margin_bytes - plan.headroom_bytes}
+            for plan in answer.nearest
         ],
         "files": files,
     }
+
+
+def training_object(answer: Answer) -> dict[str, float] | None:
+    """What training on the tokens asked for takes; None where none were, or where nothing fits."""
+    if not answer.days:
+        return None
+    return {"tokens": answer.question.tokens, "days": answer.days, "device_hours": answer.device_hours}
 
 
 def inputs_object(question: Question) -> dict[str, Any]:

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 from cost_models.codes import find_code
 from cost_models.errors import TitanPlanError
 from cost_models.plan import plans_of
+from cost_models.prediction import host_budget_bytes
 from cost_models.rules import violation
 from planner.answer_json import answer_object, inputs_object, tool_name
 from planner.search import M_DEVICE, M_HOST
@@ -109,7 +110,8 @@ def _reason(answer: Answer, code: str, layout: Layout) -> str:
         return broken.reason if broken else ""
     plan = plans_of(setting, [layout])[0]
     if code == M_HOST:
-        return f"{plan.host_bytes_per_node / _GIB:.1f} GiB of a node's host memory for swap, more than its budget"
+        budget = host_budget_bytes(setting) / _GIB
+        return f"{plan.host_bytes_per_node / _GIB:.1f} GiB swapped and offloaded a node, {budget:.1f} GiB are allowed"
     usable = (plan.peak_bytes + plan.headroom_bytes - answer.question.margin_bytes) / _GIB
     return f"stage {plan.worst_stage} needs {plan.peak_bytes / _GIB:.1f} GiB of {usable:.1f} GiB"
 

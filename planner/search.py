@@ -266,11 +266,10 @@ class _Search:
         return slots // (layouts.pp * layouts.vpp) - 1
 
     def _offer_layouts(self, layouts: Layouts) -> None:
-        self.best.offer(
-            layouts,
-            np.broadcast_to(StepTimeModel(self.setting, layouts).step_s(), layouts.shape),
-            np.broadcast_to(MemoryModel(self.setting, layouts).peak_bytes(), layouts.shape),
-        )
+        step = np.broadcast_to(StepTimeModel(self.setting, layouts).step_s(), layouts.shape)
+        peak = np.broadcast_to(MemoryModel(self.setting, layouts).peak_bytes(), layouts.shape)
+        self.best.offer(layouts, step, peak)
+        self.front.offer(layouts, step, peak)
 
     def _offer_fewest(self, full: Layouts, fewest: int, most: int) -> None:
         """Bisect the smallest `layers=N` that fits, for many layouts at once."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from cost_models.codes import find_code
-from cost_models.prediction import usable_bytes
+from cost_models.prediction import host_budget_bytes, usable_bytes
 from planner.cli.console import console
 from planner.run_folder import rejections
 
@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from planner.answer import Answer
 
 _GIB = float(2**30)
+_STATES = ("weights", "gradients", "main_weights", "optimizer")
 
 
 def print_answer(answer: Answer, files: dict[str, str], *, color: str = "auto") -> None:
@@ -91,28 +92,49 @@ def _margins(out: Console, answer: Answer) -> None:
             f"      {_faster(guide.plan, best)} than the guide's layout {guide.plan.id} "
             f"({_seconds(guide.plan.step_time_s)} s, {guide.plan.peak_bytes / _GIB:.1f} GiB){fits}"
         )
+    if best.host_bytes_per_node:
+        budget = host_budget_bytes(answer.question.setting) / _GIB
+        used = best.host_bytes_per_node / _GIB
+        out.print(f"it swaps or offloads {used:,.0f} GiB to the host of each node, of {budget:,.0f} GiB allowed")
     for name, plan in (("roomiest", answer.roomiest), ("simplest", answer.simplest)):
         if plan and plan.id != best.id:
             slower = 100 * (plan.step_time_s / best.step_time_s - 1)
             out.print(f"{name} within 5 %: {plan.id}, {slower:.1f} % slower, {plan.headroom_bytes / _GIB:.1f} GiB room")
     if answer.days:
         told = f"{answer.days:,.1f} days, {answer.device_hours:,.0f} NPU-hours"
-        out.print(f"{answer.question.tokens:.3g} tokens at this rate: {told}")
+        out.print(f"{_tokens(answer.question.tokens)} tokens at this rate: {told}")
     fit = answer.question.setting.calibration
-    out.print(f"constants: {fit.name}, +-{100 * fit.time_sigma:.0f} % (1 sigma); the band holds 80 %")
+    out.print(f"constants: {fit.name}, +-{100 * fit.time_sigma:.0f} % (1 sigma), the band is meant to hold 80 %")
+    if fit.caveat:
+        out.print(f"           {fit.caveat}")
+
+
+def _tokens(tokens: float) -> str:
+    for size, unit in ((1e12, "T"), (1e9, "B"), (1e6, "M")):
+        if tokens >= size:
+            return f"{tokens / size:g}{unit}"
+    return f"{tokens:g}"
 
 
 def _faster(other: Plan, best: Plan) -> str:
     ratio = other.step_time_s / best.step_time_s
+    if ratio < 1.0005:
+        return "no faster"
     return f"{100 * (ratio - 1):.1f} % faster" if ratio < 1.2 else f"{ratio:.2f}x faster"
 
 
 def _nothing_fits(out: Console, answer: Answer) -> None:
     out.print("\nno layout fits")
     for near in answer.nearest:
-        out.print(f"  {near.layout.name}: lacks {near.lacking_bytes / _GIB:.2f} GiB on its worst stage")
+        lacking = answer.question.margin_bytes - near.headroom_bytes
+        most = sorted(near.memory_bytes.items(), key=lambda item: -item[1])[:3]
+        told = ", ".join(f"{name} {n_bytes / _GIB:.1f}" for name, n_bytes in most)
+        out.print(f"  {near.id}: stage {near.worst_stage} lacks {lacking / _GIB:.2f} GiB (of its GiB: {told})")
     if answer.nearest:
-        out.print("hint: more NPUs, a shorter --seq-len, devices with more memory, or a smaller --hbm-margin")
+        states = sum(answer.nearest[0].memory_bytes[name] for name in _STATES)
+        moving = answer.nearest[0].memory_bytes["activations"] + answer.nearest[0].memory_bytes["transient"]
+        shorter = " or a shorter --seq-len" if moving > states else ""
+        out.print(f"hint: more NPUs, devices with more memory{shorter}; --fix and --max may rule out what would fit")
     else:
         out.print("hint: every layout breaks a rule; see the reasons below, or loosen --fix and --max")
 
@@ -131,4 +153,5 @@ def _names(files: dict[str, str]) -> list[str]:
 
 
 def _seconds(seconds: float) -> str:
-    return f"{seconds:.1f}" if seconds >= 10 else f"{seconds:.3g}"
+    """Three digits, zeros at the end kept."""
+    return f"{seconds:#.3g}".rstrip(".") if seconds < 1000 else f"{seconds:,.0f}"

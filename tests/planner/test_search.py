@@ -250,7 +250,7 @@ def best_names(result: SearchResult) -> list[str]:
     return [result.best.layouts.one(i).name for i in range(len(result.best.step_s))] if result.best else []
 
 
-ROOMY = Case(fix=(("cp", 1), ("tp", 2), ("pp", 1)), most=(("zero", 2), ("micro_batch", 2)))
+ROOMY = Case(fix=(("cp", 1), ("tp", 2), ("pp", 1)), most=(("zero", 2), ("micro_batch", 1)))
 TIGHT = Case(
     fix=(("cp", 1), ("pp", 2), ("tp", 1), ("schedule", "1f1b")),
     most=(("zero", 2),),
@@ -267,7 +267,10 @@ CONTEXT = Case(
 )
 ODD_BATCH = Case(batch=6, fix=(("cp", 1), ("tp", 1), ("recompute", "none")), most=(("zero", 1), ("vpp", 1)))
 EXPERTS = Case(
-    model="tiny-moe", fix=(("cp", 1), ("pp", 1), ("swap_optimizer", False)), most=(("zero", 1),), usable_mib=26
+    model="tiny-moe",
+    fix=(("cp", 1), ("pp", 1), ("swap_optimizer", False)),
+    most=(("zero", 1), ("micro_batch", 2)),
+    usable_mib=26,
 )
 EXPERTS_IN_PIPELINE = Case(
     model="tiny-moe",

@@ -33,7 +33,7 @@ def count_of(setting: Setting, *fix: str) -> int:
 
 @pytest.mark.parametrize(("model", "npus"), [("tiny", 4), ("tiny-moe", 4), ("tiny", 16)])
 def test_no_layout_is_there_twice(model: str, npus: int) -> None:
-    fix = ("micro_batch=1", "recompute=none", "offload=off")
+    fix = ("micro_batch=1", "recompute=none", "offload=off", "swap=off")
     found = layouts_of(setting_of(model, npus, npus), *fix)
     assert len(set(found)) == len(found) == count_of(setting_of(model, npus, npus), *fix)
 
