@@ -83,7 +83,7 @@ def answer(question: Question, progress: Callable[[int, int], None] = lambda _do
 
 
 def _distinct(best: Candidates) -> list[Layout]:
-    """Layouts in rank order, without those whose step time equals an earlier one's or that recompute a layer more or less.
+    """Layouts in rank order, each step time once, and once what differs in the number of recomputed layers only.
 
     An equal time is the simpler layout's; a neighbour in `layers=N` is the same plan for whoever chooses.
     """

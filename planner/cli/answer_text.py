@@ -129,7 +129,7 @@ def _nothing_fits(out: Console, answer: Answer) -> None:
         lacking = answer.question.margin_bytes - near.headroom_bytes
         most = sorted(near.memory_bytes.items(), key=lambda item: -item[1])[:3]
         told = ", ".join(f"{name} {n_bytes / _GIB:.1f}" for name, n_bytes in most)
-        out.print(f"  {near.id}: stage {near.worst_stage} lacks {lacking / _GIB:.2f} GiB (of its GiB: {told})")
+        out.print(f"  {near.id}: lacks {lacking / _GIB:.2f} GiB on stage {near.worst_stage} (of its GiB: {told})")
     if answer.nearest:
         states = sum(answer.nearest[0].memory_bytes[name] for name in _STATES)
         moving = answer.nearest[0].memory_bytes["activations"] + answer.nearest[0].memory_bytes["transient"]
