@@ -285,6 +285,13 @@ _OTHER_CODES: Final = (
         source="planner/cli",
     ),
     Code(
+        code="R710",
+        title="interrupted",
+        explanation="The program was stopped from outside; files are whole, old or new.",
+        example="Ctrl-C during a long search",
+        source="planner/cli",
+    ),
+    Code(
         code="C650",
         title="bound of the search is malformed",
         explanation="--fix and --max take names of degrees with values that can be met at once.",

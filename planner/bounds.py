@@ -54,8 +54,8 @@ class Bounds:
 
 def parse_bounds(fix: tuple[str, ...], most: tuple[str, ...]) -> Bounds:
     """Bounds from `name=value` texts, several to a text with commas; C650 for what is no bound."""
-    fixed = dict(pair for text in fix for pair in _pairs("--fix", text))
-    highest = dict(pair for text in most for pair in _pairs("--max", text))
+    fixed = _once("--fix", fix)
+    highest = _once("--max", most)
     for name, value in fixed.items():
         if value > highest.get(name, value):
             raise TitanPlanError(
@@ -65,6 +65,15 @@ def parse_bounds(fix: tuple[str, ...], most: tuple[str, ...]) -> Bounds:
         if name not in _NUMBERS:
             raise TitanPlanError("C650", f"--max {name} is not a number", f"--max takes {', '.join(_NUMBERS)}")
     return Bounds(fixed=tuple(fixed.items()), most=tuple(highest.items()))
+
+
+def _once(option: str, texts: tuple[str, ...]) -> dict[str, int]:
+    """All bounds of an option; one that is given twice with two values is refused."""
+    found: dict[str, int] = {}
+    for name, value in (pair for text in texts for pair in _pairs(option, text)):
+        if found.setdefault(name, value) != value:
+            raise TitanPlanError("C650", f"{option} gives {name} twice, {found[name]} and {value}", "drop one of them")
+    return found
 
 
 def check_devices(bounds: Bounds, n_devices: int) -> None:
@@ -119,6 +128,6 @@ def _values(option: str, raw_name: str, value: str) -> list[tuple[str, int]]:
 
 def _number(option: str, name: str, value: str) -> int:
     lowest = 0 if name == "zero" else 1
-    if not value.isascii() or not value.isdigit() or not lowest <= int(value) <= 10**9:
-        raise TitanPlanError("C650", f"{option} {name}={value}", f"a whole number of at least {lowest}")
+    if not value.isascii() or not value.isdigit() or len(value) > 10 or not lowest <= int(value) <= 10**9:
+        raise TitanPlanError("C650", f"{option} {name}={value[:40]}", f"a whole number from {lowest} to 10**9")
     return int(value)

@@ -29,7 +29,7 @@ from cost_models.setting import Setting
 from .run_table import Refusal, Run, RunTable, read_run_table
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Mapping
 
     from cost_models.calibration import Calibration
     from cost_models.layout import Column
@@ -49,6 +49,7 @@ OUTPUT_COLUMNS = (
 STATUSES = ("ok", "oom", "invalid", "incomplete")
 ALLOCATED = tuple(name for name in CATEGORIES if name not in {"communication", "reserve"})
 _GIB = 2**30
+_SIZES = ("seq", "global_batch", "n_devices")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -80,7 +81,7 @@ class Evaluation:
     reason: str = ""
 
     def cells(self) -> tuple[str, ...]:
-        """The output columns as text, numbers with six digits."""
+        """The output columns as text, numbers with nine digits."""
         numbers = (
             self.step_time_s,
             self.step_time_low_s,
@@ -90,7 +91,7 @@ class Evaluation:
             self.peak_gib,
         )
         fits = "" if self.fits is None else str(self.fits).lower()
-        return (*("" if x is None else f"{x:.6g}" for x in numbers), fits, self.status, self.reason)
+        return (*("" if x is None else f"{x:.9g}" for x in numbers), fits, self.status, self.reason)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -105,6 +106,19 @@ class EvaluatedTable:
         found = Counter(evaluation.status for evaluation in self.evaluations)
         return {status: found[status] for status in STATUSES}
 
+    def comparable(self) -> EvaluatedTable:
+        """The same, rows with the sizes that they were read to: what turns measured tokens a second into a step time.
+
+        The step time of a plans.csv, which is a prediction, is blanked.
+        """
+        predicted = ("step_time_s",) if "step_time_s" not in self.table.measured else ()
+        rows = (
+            (*row, *_sizes(run), *("" for _ in predicted))
+            for row, run in zip(self.table.rows, self.table.runs, strict=True)
+        )
+        header = (*self.table.header, *_SIZES, *predicted)
+        return replace(self, table=replace(self.table, header=header, rows=tuple(rows)))
+
     def to_csv(self) -> str:
         """The input's columns and texts as they stood, then the predictions."""
         text = io.StringIO(newline="")
@@ -115,13 +129,16 @@ class EvaluatedTable:
         return text.getvalue()
 
 
-def evaluate_runs(source: Path | str, *, calibration: Calibration | None = None) -> EvaluatedTable:
+def evaluate_runs(
+    source: Path | str, *, calibration: Calibration | None = None, defaults: Mapping[str, str] | None = None
+) -> EvaluatedTable:
     """Predict the runs of a file (Path) or of its text (str).
 
     Args:
         calibration: constants for every row; without it, those shipped for each row's device.
+        defaults: what empty cells are taken for, by column; see read_run_table.
     """
-    table = read_run_table(source)
+    table = read_run_table(source, defaults)
     _refuse_own_columns(table.header)
     found: list[Evaluation] = [Evaluation(status="incomplete")] * len(table.runs)
     groups: dict[Setting, list[int]] = defaultdict(list)
@@ -144,6 +161,12 @@ def evaluate_runs(source: Path | str, *, calibration: Calibration | None = None)
         for index, evaluation in zip(indices, _predicted_or_failed(setting, _runs(table, indices)), strict=True):
             found[index] = evaluation
     return EvaluatedTable(table=table, evaluations=tuple(found))
+
+
+def _sizes(run: Run | Refusal) -> tuple[str, ...]:
+    if isinstance(run, Refusal):
+        return ("",) * len(_SIZES)
+    return str(run.workload.seq_len), str(run.workload.global_batch), str(run.n_devices)
 
 
 def write_evaluation(evaluated: EvaluatedTable, out: Path, source: Path) -> None:

@@ -76,6 +76,13 @@ class Cells:
             raise _broken(column, text, "0 or 1 is needed")
         return _FLAGS[text.lower()]
 
+    def word(self, column: str, known: tuple[str, ...]) -> str | None:
+        """One of the known words, in lower case; None where the cell is empty."""
+        text = self.text(column).lower()
+        if text and text not in known:
+            raise _broken(column, text, f"one of {', '.join(known)} is needed")
+        return text or None
+
     @cached_property
     def options(self) -> dict[str, str]:
         """`other_flags` as options: `a=b; c` is {a: b, c: ""}, names in lower case."""

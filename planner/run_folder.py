@@ -6,6 +6,7 @@ import json
 import os
 import tempfile
 from datetime import datetime
+from errno import EISDIR
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -40,9 +41,11 @@ def default_folder(answer: Answer) -> Path:
 def check_folder(folder: Path) -> None:
     """Refuse, before the search, a place where no folder can be."""
     try:
+        if folder.is_symlink() and not folder.exists():
+            raise TitanPlanError("C603", f"--out {folder} is a link to nothing", "name a folder")
         existing = next(parent for parent in (folder, *folder.absolute().parents) if parent.exists())
     except OSError as error:  # a name longer than a path may be; a parent that may not be read
-        raise TitanPlanError("C603", f"--out {folder}: {error.strerror}", "name another folder") from error
+        raise TitanPlanError("C603", f"--out {str(folder)[:80]}: {error.strerror}", "name another folder") from error
     if not existing.is_dir():
         raise TitanPlanError("C603", f"--out {folder}: {existing} is a file", "name a folder")
     if not os.access(existing, os.W_OK | os.X_OK):
@@ -59,18 +62,16 @@ def write_run(answer: Answer, folder: Path) -> dict[str, str]:
         names["config"] = "config.yaml"
         texts["config"] = best_config(answer)
     files |= {kind: str(folder / name) for kind, name in names.items()}
-    texts["report"] = json.dumps(answer_object(answer, files), indent=2) + "\n"
+    texts["report"] = json.dumps(answer_object(answer, files), indent=2, allow_nan=False) + "\n"
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        for kind, name in names.items():
-            _write_whole(folder / name, texts[kind])
+        _write_all({folder / name: texts[kind] for kind, name in names.items()})
         if not answer.plans:
             # A config of an earlier search in this folder would pass for this one's.
             (folder / "config.yaml").unlink(missing_ok=True)
-    except OSError as error:
-        raise TitanPlanError(
-            "C603", f"cannot write {folder}: {error.strerror}", "name another folder with --out"
-        ) from error
+    except (OSError, ValueError) as error:
+        what = getattr(error, "strerror", None) or str(error)
+        raise TitanPlanError("C603", f"cannot write {folder}: {what}", "name another folder with --out") from error
     return files
 
 
@@ -142,17 +143,24 @@ def _summary(plan: Plan, answer: Answer) -> PlanSummary:
     )
 
 
-def _write_whole(path: Path, text: str) -> None:
-    """Write beside the target and rename: a reader sees the old file or the new one."""
-    handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+def _write_all(texts: dict[Path, str]) -> None:
+    """All files or none: each is written beside its target, and only when all are there do they take their names."""
+    for target in texts:
+        if target.is_dir():
+            raise IsADirectoryError(EISDIR, os.strerror(EISDIR), str(target))
+    staged: dict[Path, Path] = {}
     try:
-        with os.fdopen(handle, "w", encoding="utf-8", newline="") as stream:
-            stream.write(text)
-        Path(name).chmod(0o644)
-        Path(name).replace(path)
-    except BaseException:
-        Path(name).unlink(missing_ok=True)
-        raise
+        for target, text in texts.items():
+            handle, name = tempfile.mkstemp(dir=target.parent, prefix=f".{target.name}.")
+            staged[target] = Path(name)
+            with os.fdopen(handle, "w", encoding="utf-8", newline="") as stream:
+                stream.write(text)
+            staged[target].chmod(0o644)
+        for target, written in staged.items():
+            written.replace(target)
+    finally:
+        for written in staged.values():
+            written.unlink(missing_ok=True)
 
 
 def _safe(name: str) -> str:

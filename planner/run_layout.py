@@ -3,19 +3,22 @@
 Degrees: tp, pp, cp, ep, vpp default to 1, dp to n_devices / (tp x pp x cp), n_devices to the product; a row that
 gives none of tp, pp, dp names no layout. Of micro_batch, `accumulation` and global_batch two are enough.
 ZeRO: a text with `fsdp` is stage 3 unless it names another (`fsdp-grad-op(zero2)`, `zero2-like`); `distopt`,
-`parallel_optimizer`, `bf16-optimizer` are stage 1; `group 8` is the shard group, else all of dp. Empty: stage 3 for
-the stack fsdp, 1 where the options name a distributed optimizer or NeMo (whose recipes turn it on), else 0.
+`parallel_optimizer`, `bf16-optimizer` are stage 1. Where that column is empty, `zero` is read as it would be. The shard
+group is `dp_shard`, else what `group 8` says, else all of dp. Both empty: stage 3 for the stack fsdp, 1 where the options name a distributed optimizer or NeMo (whose recipes turn it on), else 0.
 Schedule: any vpp above 1 is interleaved; ZB-1p and ZB-2p are our "zero-bubble" with one virtual stage (ZB-2p holds
 up to twice the activations, which is not modelled), ZB-V is "zb-v" with two; `one layer per chunk` gives vpp.
 Recompute: `layers=N` counts layers of a virtual stage (Megatron's block method), of a pipeline rank with
 enable-recompute-layers-per-pp-rank; `layers=[6, 3, 2, 3]` is taken as its mean, rounded. Empty: none.
-sp: empty is on where tp > 1, except for the stack megatron-deepspeed, which has none. cp: the kind is read from the
+sp: empty is on where tp > 1, except for the stack megatron-deepspeed, which has none. cp: `cp_kind`, else the kind is read from the
 options (context-parallel-algo, `a2a`), else ring, Megatron's own.
-Layers that do not split over pp x vpp, but do with two more, leave first and last stage one layer short, where
+short_first, short_last: where either is given, the other is 0 when empty. Both empty: for the stack titan what the search
+takes (up to two layers short of an even split, the last stage first); for others
+layers that do not split over pp x vpp, but do with two more, leave first and last stage one layer short, where
 embedding and head stand (Llama 3, BLOOM, zero-bubble). Other uneven splits are not modelled: rule D201 refuses them.
 ep: Megatron cuts experts by tp as well (expert-tensor-parallel-size, by default tp; NeMo's recipes set 1), which a
 layout cannot say; ep x tp ranks that hold the same bytes stand for it where the experts divide.
-FSDP with accumulation reduces gradients after every micro batch, as PyTorch's FSDP without no_sync does.
+swap_optimizer, activation_offload: empty is what the options name (swap-optimizer, act_cpu_offload=true), else off.
+placement: empty is tp-cp-dp-pp. reduce_gradients: empty is last, but FSDP with accumulation reduces gradients after every micro batch, as PyTorch's FSDP without no_sync does.
 """
 
 from __future__ import annotations
@@ -25,9 +28,10 @@ import re
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from cost_models.layout import CP_KINDS, Layout
+from cost_models.layout import CP_KINDS, PLACEMENTS, REDUCTIONS, Layout
 
 from .run_cells import IncompleteRunError, missing, unreadable
+from .space import MOST_SHORT
 
 if TYPE_CHECKING:
     from cost_models.model import ModelSpec
@@ -38,6 +42,7 @@ if TYPE_CHECKING:
 
 # Several times the largest cluster there is; the cost of a group that straddles nodes is counted rank by rank.
 _MOST_DEVICES = 100_000
+_MOST_LAYERS = 10_000
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -98,17 +103,19 @@ def layout_of(
     """The layout of a row, and in words what of it is only approximated."""
     d = degrees
     schedule, vpp, notes = _schedule(cells, d.pp, model.n_layers)
-    short = _shortage(model.n_layers, d.pp, vpp)
-    per_stage = (model.n_layers + 2 * short) // (d.pp * vpp)
+    first, last = _shortage(cells, model.n_layers, d.pp * vpp, stack)
+    per_stage = (model.n_layers + first + last) // (d.pp * vpp)
     recompute, recompute_layers, more_notes = _recompute(cells, per_stage, vpp)
     zero, shard = _zero(cells, stack, d)
     ep, ep_notes = _expert_degree(cells, d, model, stack)
-    sp = cells.flag("sp")
+    sp, swaps, offloads = (cells.flag(column) for column in ("sp", "swap_optimizer", "activation_offload"))
+    kind = _context_kind(cells, d.cp)
+    early = stack.name == "fsdp" and zero >= 2 and batch.accumulation > 1
     layout = Layout(
         tp=d.tp,
         sp=d.tp > 1 and (stack.name != "megatron-deepspeed" if sp is None else sp),
         cp=d.cp,
-        cp_kind=_context_kind(cells) if d.cp > 1 else "none",
+        cp_kind=kind,
         ep=ep,
         pp=d.pp,
         vpp=vpp,
@@ -120,19 +127,35 @@ def layout_of(
         schedule=schedule,
         recompute=recompute,
         recompute_layers=recompute_layers,
-        reduce_gradients="every" if stack.name == "fsdp" and zero >= 2 and batch.accumulation > 1 else "last",
-        swap_optimizer="swap-optimizer" in cells.options,
-        activation_offload=cells.options.get("act_cpu_offload", "").lower() == "true",
-        short_first=short,
-        short_last=short,
+        reduce_gradients=cells.word("reduce_gradients", REDUCTIONS) or ("every" if early else "last"),
+        swap_optimizer="swap-optimizer" in cells.options if swaps is None else swaps,
+        activation_offload=_offloads(cells) if offloads is None else offloads,
+        placement=cells.word("placement", PLACEMENTS) or PLACEMENTS[0],
+        short_first=first,
+        short_last=last,
     )
     return layout, notes + more_notes + ep_notes
 
 
-def _shortage(n_layers: int, pp: int, vpp: int) -> int:
-    """1 where two more layers would split evenly: embedding and head stand for them."""
-    stages = pp * vpp
-    return int(pp > 1 and n_layers % stages != 0 and (n_layers + 2) % stages == 0)
+def _shortage(cells: Cells, n_layers: int, stages: int, stack: Stack) -> tuple[int, int]:
+    """Layers that first and last stage are short; by default embedding and head stand for one each."""
+    first, last = (cells.whole(name, at_least=0, at_most=_MOST_LAYERS) for name in ("short_first", "short_last"))
+    if first is not None or last is not None:
+        return first or 0, last or 0
+    lacking = -n_layers % stages
+    if stack.name == "titan":  # as Space deals them out: plans.csv does not name them
+        return (lacking // 2, lacking - lacking // 2) if lacking <= MOST_SHORT else (0, 0)
+    return (1, 1) if n_layers % stages and (n_layers + 2) % stages == 0 else (0, 0)
+
+
+def _offloads(cells: Cells) -> bool:
+    return cells.options.get("act_cpu_offload", "").lower() == "true"
+
+
+def sharding_of(cells: Cells) -> tuple[str, str]:
+    """The column that names the ZeRO stage, and its text in lower case."""
+    column = "zero" if cells.text("zero") and not cells.text("zero_stage_or_distopt") else "zero_stage_or_distopt"
+    return column, cells.text(column).lower()
 
 
 def _schedule(cells: Cells, pp: int, n_layers: int) -> tuple[str, int, tuple[str, ...]]:
@@ -197,15 +220,17 @@ def _expert_degree(cells: Cells, degrees: Degrees, model: ModelSpec, stack: Stac
 
 def _zero(cells: Cells, stack: Stack, degrees: Degrees) -> tuple[int, int]:
     """ZeRO stage and shard group; over one rank there is nothing to shard."""
-    stage = _zero_stage(cells, stack)
+    stage, shard = _zero_stage(cells, stack), cells.whole("dp_shard", at_most=_MOST_DEVICES)
     if stage == 0 or degrees.dp * degrees.cp == 1:
-        return 0, 1
-    group = re.search(r"group\s*([0-9]{1,8})", cells.text("zero_stage_or_distopt").lower())
+        return 0, shard or 1
+    if shard:
+        return stage, shard
+    group = re.search(r"group\s*([0-9]{1,8})", sharding_of(cells)[1])
     return stage, max(1, min(int(group[1]), degrees.dp)) if group else degrees.dp
 
 
 def _zero_stage(cells: Cells, stack: Stack) -> int:
-    text = cells.text("zero_stage_or_distopt").lower()
+    column, text = sharding_of(cells)
     if not text:
         nemo = "nemo" in cells.text("other_flags").lower()
         named = nemo or "use-distributed-optimizer" in cells.options
@@ -221,14 +246,16 @@ def _zero_stage(cells: Cells, stack: Stack) -> int:
         return 0
     if any(word in text for word in ("distopt", "distributed", "optimizer", "true")):
         return 1
-    raise unreadable("zero_stage_or_distopt", text, "0 to 3, zero1, distopt or fsdp is known")
+    raise unreadable(column, text, "0 to 3, zero1, distopt or fsdp is known")
 
 
-def _context_kind(cells: Cells) -> str:
-    given = cells.text("cp_kind").lower()
+def _context_kind(cells: Cells, cp: int) -> str:
+    given = cells.word("cp_kind", CP_KINDS)
+    if cp == 1:
+        return "none"
+    if given == "none":
+        raise unreadable("cp_kind", given, f"cp {cp} has a kind, one of {', '.join(CP_KINDS[1:])}")
     if given:
-        if given not in CP_KINDS[1:]:
-            raise unreadable("cp_kind", given, f"{', '.join(CP_KINDS[1:])} is known")
         return given
     said = f"{cells.options.get('context-parallel-algo', '')} {' '.join(cells.options)}"
     if "ulysses" in said or "a2a" in said:

@@ -53,6 +53,11 @@ def _agreeing_model(cells: Cells) -> ModelSpec | None:
 @lru_cache(maxsize=1024)
 def _named_model(name: str) -> ModelSpec | None:
     """A catalogue model by name, remarks left out: `llama3-70b (12 layers)`, `DeepSeekV3 w/ MTP`."""
+    if name:
+        try:
+            return find_model(name)  # a path may hold blanks and brackets
+        except TitanPlanError:
+            pass
     words = name.partition("(")[0].split()
     while words:
         try:

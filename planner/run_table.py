@@ -1,8 +1,9 @@
 """Run tables: a CSV of training runs, one a row, read to values that can be predicted, or to the reason why not.
 
 Columns are those of the measurements (`id` ... `inter_node_gb_per_s_per_device`), in any order; all are optional,
-others are kept and not read. Empty cells take defaults: those of the model in run_model.py, of the layout in
-run_layout.py, here those of cluster, workload and stack:
+others are kept and not read. The layout may be told in the words of plans.csv as well. Empty cells take what the caller
+gives for their column, then defaults: those of the model in run_model.py, of the layout in run_layout.py, here those of
+cluster, workload and stack:
 - device: a name of the catalogue or a cluster file; empty, the text in `hardware`. devices_per_node and
   inter_node_gb_per_s_per_device override it.
 - precision: empty is the device's half precision. Every fp8 form is "fp8"; NVFP4 too, since fp4 has no peak here.
@@ -10,6 +11,8 @@ run_layout.py, here those of cluster, workload and stack:
   (V100: the kernels do not exist), the stack megatron-deepspeed (older than them), and megatron with a plain MLP
   (Megatron-LM's GPT examples; use-flash-attn is off by default) unless the options name flash attention,
   transformer_engine or NeMo; attention-backend=unfused is 0.
+  The stack titan has fused attention only: its own trainer is what the search plans for.
+- optimizer: empty is adamw.
 - dropout: a plain MLP under the megatron stacks drops out, as GPT-2 and GPT-3 trained (Megatron's default of 0.1).
 - stack (optional column): a name of cost_models/stack.py. Empty, what the row says of itself: FSDP -> fsdp; Ascend
   -> mindformers (parallel_optimizer), mindspeed-mc2 (use-mc2, or its notes say so), else mindspeed; DeepSpeed in its
@@ -29,13 +32,15 @@ from typing import TYPE_CHECKING
 from cost_models.catalog import find_cluster
 from cost_models.errors import TitanPlanError
 from cost_models.stack import STACKS, Stack
-from cost_models.workload import Workload
+from cost_models.workload import OPTIMIZER_STATE_BYTES, Workload
 
 from .run_cells import Cells, IncompleteRunError, missing, unreadable
-from .run_layout import batch_of, degrees_of, layout_of
+from .run_layout import batch_of, degrees_of, layout_of, sharding_of
 from .run_model import model_of
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from cost_models.cluster import ClusterSpec
     from cost_models.layout import Layout
     from cost_models.model import ModelSpec
@@ -44,9 +49,13 @@ _READ = (
     "model hidden layers heads kv_heads head_dim ffn vocab seq moe_experts moe_topk moe_ffn gated_mlp tied_embeddings "
     "hardware n_devices devices_per_node tp sp pp vpp dp cp cp_kind ep zero_stage_or_distopt schedule micro_batch "
     "accumulation global_batch recompute precision flash_attention other_flags notes device "
-    "inter_node_gb_per_s_per_device stack memory_quantity"
+    "inter_node_gb_per_s_per_device stack memory_quantity activation_offload swap_optimizer reduce_gradients placement "
+    "dp_shard zero short_first short_last optimizer"
 )
 READ_COLUMNS: tuple[str, ...] = tuple(_READ.split())
+# What predictions are compared with; the step_time_s of a plans.csv, told by its interval, is a prediction itself.
+MEASURED_COLUMNS = ("step_time_s", "tokens_per_s_per_device", "samples_per_s")
+_PREDICTED = {"step_time_s": "step_time_low_s"}
 MEMORY_QUANTITIES = ("allocated", "device")
 _LARGEST_NODE = 1024
 _FUSED_WORDS = ("use-flash-attn", "attention-backend=flash", "attention-backend=fused", "transformer_engine", "nemo")
@@ -97,17 +106,35 @@ class RunTable:
 
     def column(self, name: str) -> tuple[str, ...]:
         """The texts of a column, stripped; empty ones where there is no such column."""
-        keys = [key.strip().lower() for key in self.header]
+        keys = _keys(self.header)
         if name not in keys:
             return ("",) * len(self.rows)
         return tuple(row[keys.index(name)].strip() for row in self.rows)
 
+    @property
+    def measured(self) -> tuple[str, ...]:
+        """Columns that say how fast the runs were."""
+        keys = _keys(self.header)
+        return tuple(name for name in MEASURED_COLUMNS if name in keys and _PREDICTED.get(name) not in keys)
 
-def read_run_table(source: Path | str) -> RunTable:
-    """Read a run table from a file (Path) or from its text (str)."""
+    @property
+    def ignored(self) -> tuple[str, ...]:
+        """Columns that are neither read nor compared with, each once, in order."""
+        used = {*READ_COLUMNS, *self.measured}
+        names = (" ".join(name.split()) for name in self.header)
+        return tuple(dict.fromkeys(name for name in names if name and name.lower() not in used))
+
+
+def read_run_table(source: Path | str, defaults: Mapping[str, str] | None = None) -> RunTable:
+    """Read a run table from a file (Path) or from its text (str).
+
+    Args:
+        defaults: what empty cells of a column are taken for, in rows that say nothing else; `device` is for rows whose
+            `hardware` is empty too.
+    """
     if isinstance(source, Path):
-        return _parse(_file_text(source), str(source))
-    return _parse(source, "the run table")
+        return _parse(_file_text(source), str(source), defaults or {})
+    return _parse(source, "the run table", defaults or {})
 
 
 def read_row(values: dict[str, str]) -> Run | Refusal:
@@ -130,7 +157,11 @@ def _file_text(path: Path) -> str:
         raise TitanPlanError("C603", f"cannot read {path}: {what}", _HINT) from error
 
 
-def _parse(text: str, origin: str) -> RunTable:
+def _keys(header: tuple[str, ...]) -> list[str]:
+    return [name.strip().lower() for name in header]
+
+
+def _parse(text: str, origin: str, defaults: Mapping[str, str]) -> RunTable:
     if "\0" in text:
         raise TitanPlanError("C603", f"{origin} is not a text file: it holds a zero byte", _HINT)
     try:
@@ -140,12 +171,12 @@ def _parse(text: str, origin: str) -> RunTable:
     if not lines:
         raise TitanPlanError("C606", f"{origin} is empty", _HINT)
     header, rows = lines[0], lines[1:]
-    keys = [name.strip().lower() for name in header]
+    keys = _keys(header)
     _check_header(keys, origin)
     return RunTable(
         header=header,
         rows=tuple(_padded(row, len(keys)) for row in rows),
-        runs=tuple(_read_line(keys, row) for row in rows),
+        runs=tuple(_read_line(keys, row, defaults) for row in rows),
     )
 
 
@@ -163,12 +194,14 @@ def _padded(row: tuple[str, ...], width: int) -> tuple[str, ...]:
     return (row + ("",) * width)[:width]
 
 
-def _read_line(keys: list[str], row: tuple[str, ...]) -> Run | Refusal:
+def _read_line(keys: list[str], row: tuple[str, ...], defaults: Mapping[str, str]) -> Run | Refusal:
     if len(row) > len(keys):
         reason = f"the row has {len(row)} cells, the header has {len(keys)}; quote cells that hold a comma"
         return Refusal(status="incomplete", cause="more cells than columns", reason=reason)
-    values = zip(keys, row, strict=False)
-    return read_row({key: value.strip() for key, value in values if key in READ_COLUMNS})
+    pairs = zip(keys, row, strict=False)
+    values = {key: value.strip() for key, value in pairs if key in READ_COLUMNS}
+    given = {key: value for key, value in defaults.items() if key != "device" or not values.get("hardware")}
+    return read_row(values | {key: value for key, value in given.items() if not values.get(key)})
 
 
 def _run(cells: Cells) -> Run:
@@ -184,6 +217,7 @@ def _run(cells: Cells) -> Run:
         seq_len=seq_len,
         global_batch=batch.whole,
         precision=precision,
+        optimizer=cells.word("optimizer", tuple(OPTIMIZER_STATE_BYTES)) or "adamw",
         fused_attention=_is_fused(cells, cluster, stack, model, degrees.cp),
         dropout=not model.gated_mlp and stack.name.startswith("megatron"),
     )
@@ -221,16 +255,14 @@ def _cluster_with(name: str, per_node: int | None, link_gb_per_s: float | None) 
 
 
 def _stack(cells: Cells, cluster: ClusterSpec) -> Stack:
-    given = cells.text("stack").lower()
+    given = cells.word("stack", tuple(STACKS))
     if given:
-        if given not in STACKS:
-            raise unreadable("stack", given, f"one of {', '.join(STACKS)} is needed")
         return STACKS[given]
     return STACKS[_inferred_stack(cells, ascend=cluster.device.vendor == "ascend")]
 
 
 def _inferred_stack(cells: Cells, *, ascend: bool) -> str:
-    sharding, notes = cells.text("zero_stage_or_distopt").lower(), cells.text("notes").lower()
+    sharding, notes = sharding_of(cells)[1], cells.text("notes").lower()
     said = f"{sharding} {cells.text('other_flags').lower()} {notes}"
     if "fsdp" in sharding or "fsdp" in cells.options:
         return "fsdp"
@@ -263,6 +295,8 @@ def _is_fused(cells: Cells, cluster: ClusterSpec, stack: Stack, model: ModelSpec
     given = cells.flag("flash_attention")
     if given is not None:
         return given
+    if stack.name == "titan":
+        return True
     flags = cells.text("other_flags").lower()
     if cp == 1 and ("attention-backend=unfused" in flags or not cluster.device.has_precision("bf16")):
         return False
@@ -272,7 +306,4 @@ def _is_fused(cells: Cells, cluster: ClusterSpec, stack: Stack, model: ModelSpec
 
 
 def _memory_quantity(cells: Cells) -> str:
-    text = cells.text("memory_quantity").lower() or MEMORY_QUANTITIES[0]
-    if text not in MEMORY_QUANTITIES:
-        raise unreadable("memory_quantity", text, f"one of {', '.join(MEMORY_QUANTITIES)} is needed")
-    return text
+    return cells.word("memory_quantity", MEMORY_QUANTITIES) or MEMORY_QUANTITIES[0]

@@ -5,35 +5,48 @@ from __future__ import annotations
 import json
 import os
 import sys
+from io import TextIOWrapper
 
 import click
 
 from cost_models.errors import TitanPlanError
 
-_USAGE = "C617"
+_USAGE, _STOPPED = "C617", "R710"
 _INTERRUPTED = 130
 
 
 def run(arguments: list[str]) -> int:
     """Run the command line and return the exit code."""
-    from planner.cli.root import cli
-
     as_json = "--json" in arguments
+    for stream in (sys.stdout, sys.stderr):
+        # A terminal that cannot show a name shows its escape; it is no reason to fail after the work is done.
+        if isinstance(stream, TextIOWrapper):
+            stream.reconfigure(errors="backslashreplace")
     try:
+        from planner.cli.root import cli
+
         # Without its standalone mode click returns the code of an Exit, and what the verb returned otherwise.
         code = cli.main(args=arguments, prog_name="titan-plan", standalone_mode=False)
-        sys.stdout.flush()
+        if sys.stdout is not None:
+            sys.stdout.flush()
         return code if isinstance(code, int) else 0
     except click.ClickException as error:
         return _tell(_usage(error), as_json=as_json)
     except TitanPlanError as error:
         return _tell(error, as_json=as_json)
     except BrokenPipeError:
-        # The reader has gone, for example `| head`. Python would complain once more when it closes stdout.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return _reader_gone()
     except (KeyboardInterrupt, click.exceptions.Abort):
-        click.echo("interrupted", err=True)
-        return _INTERRUPTED
+        return _tell(TitanPlanError(_STOPPED, "interrupted", "run it again", exit_code=_INTERRUPTED), as_json=as_json)
+    except (OSError, UnicodeEncodeError) as error:
+        # stdout on a full disk, or a terminal that cannot show a name: nothing of ours is wrong, and nothing is lost.
+        return _tell(TitanPlanError("C603", f"cannot write the answer: {error}", "write it elsewhere"), as_json=as_json)
+
+
+def _reader_gone() -> int:
+    """The reader has left, for example `| head`. Python would complain once more when it closes stdout."""
+    if sys.stdout is not None:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     return 0
 
 
@@ -45,11 +58,17 @@ def _usage(error: click.ClickException) -> TitanPlanError:
 
 
 def _tell(error: TitanPlanError, *, as_json: bool) -> int:
-    if as_json:
-        body = {"code": error.code, "message": error.message, "hint": error.hint}
-        click.echo(json.dumps({"schema": 1, "error": body}))
-    else:
-        click.echo(f"error[{error.code}]: {error.message}", err=True)
-        if error.hint:
-            click.echo(f"hint: {error.hint}", err=True)
+    """Tell it where it can be told; the exit code says it in any case."""
+    try:
+        if as_json:
+            body = {"code": error.code, "message": error.message, "hint": error.hint}
+            click.echo(json.dumps({"schema": 1, "error": body}))
+        else:
+            click.echo(f"error[{error.code}]: {error.message}", err=True)
+            if error.hint:
+                click.echo(f"hint: {error.hint}", err=True)
+    except BrokenPipeError:
+        _reader_gone()
+    except OSError:
+        pass
     return error.exit_code

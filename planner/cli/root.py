@@ -49,6 +49,11 @@ class _Root(click.Group):
         return super().resolve_command(ctx, args)
 
 
+def _was_given(ctx: click.Context, name: str) -> bool:
+    source = ctx.get_parameter_source(name)
+    return source is not None and source.name == "COMMANDLINE"
+
+
 def _version(ctx: click.Context, _param: click.Parameter, wanted: bool) -> None:
     if wanted and not ctx.resilient_parsing:
         import platform
@@ -90,10 +95,10 @@ def cli(ctx: click.Context, /, **options: Any) -> None:  # noqa: ANN401 - click 
     titan-plan --model ./config.json --npus 32 --cluster atlas-200t-a2-box16
     """
     if ctx.invoked_subcommand is not None:
-        given = [f"--{name.replace('_', '-')}" for name in ("model", "npus") if options[name] is not None]
+        given = [f"--{name.replace('_', '-')}" for name in options if _was_given(ctx, name)]
         if given:
             raise click.UsageError(
-                f"{' and '.join(given)} {'belong' if len(given) > 1 else 'belongs'} to the search, which has no verb",
+                f"{', '.join(given)} before the verb {ctx.invoked_subcommand}: it takes its options behind it",
                 ctx,
             )
         return

@@ -45,7 +45,7 @@ def run_search(options: dict[str, Any]) -> None:
         found = _with_progress(lambda progress: answer(question, progress), options["color"])
     files = write_run(found, folder or default_folder(found))
     if options["as_json"]:
-        click.echo(json.dumps(answer_object(found, files)))
+        click.echo(json.dumps(answer_object(found, files), allow_nan=False))
     else:
         from planner.cli.answer_text import print_answer
 
