@@ -254,7 +254,7 @@ _OTHER_CODES: Final = (
         title="no calibration for this device",
         explanation="Times need fitted constants of the device, and none are shipped for it.",
         example="a cluster of a device that the user described",
-        source="configs/calibrations/; `titan-plan calibrate` measures them",
+        source="configs/calibrations/",
     ),
     Code(
         code="C614",

@@ -33,8 +33,8 @@ Written by `python -m planner.accuracy`; change the cost model, run it again, an
 
 **The constants of the cost model are priors, not fits.** They stand for data sheets, papers and the documentation of
 libraries (each file in `configs/calibrations/` says which); none was fitted to a row of this table. What is below is
-therefore the error of a first plan on a machine that nobody has measured; `titan-plan calibrate` replaces the
-constants by measured ones. What the table did give are the widths of the intervals (`time_sigma`, `memory_sigma`:
+therefore the error of a first plan on a machine that nobody has measured; constants measured on a machine go in with
+`--calibration`. What the table did give are the widths of the intervals (`time_sigma`, `memory_sigma`:
 how far these priors were off) and a check of how its rows are read: which program a row ran on, and what that
 program does where the row says nothing (its default for attention, its cut of experts).
 

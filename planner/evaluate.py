@@ -171,11 +171,11 @@ def _sizes(run: Run | Refusal) -> tuple[str, ...]:
 
 def write_evaluation(evaluated: EvaluatedTable, out: Path, source: Path) -> None:
     """Write the evaluated table, whole or not at all; the input itself is never overwritten."""
-    if out.exists() and source.exists() and out.samefile(source):
-        raise TitanPlanError("C603", f"{out} is the input itself", "write to another file")
-    if out.is_dir():
-        raise TitanPlanError("C603", f"{out} is a folder", "name the file to write")
     try:
+        if out.exists() and source.exists() and out.samefile(source):
+            raise TitanPlanError("C603", f"{out} is the input itself", "write to another file")
+        if out.is_symlink() or (out.exists() and not out.is_file()):
+            raise TitanPlanError("C603", f"{out} is no plain file", "name the file to write")
         _replace_file(out, evaluated.to_csv())
     except (OSError, ValueError) as error:
         what = getattr(error, "strerror", None) or str(error)

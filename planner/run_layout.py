@@ -3,22 +3,24 @@
 Degrees: tp, pp, cp, ep, vpp default to 1, dp to n_devices / (tp x pp x cp), n_devices to the product; a row that
 gives none of tp, pp, dp names no layout. Of micro_batch, `accumulation` and global_batch two are enough.
 ZeRO: a text with `fsdp` is stage 3 unless it names another (`fsdp-grad-op(zero2)`, `zero2-like`); `distopt`,
-`parallel_optimizer`, `bf16-optimizer` are stage 1. Where that column is empty, `zero` is read as it would be. The shard
-group is `dp_shard`, else what `group 8` says, else all of dp. Both empty: stage 3 for the stack fsdp, 1 where the options name a distributed optimizer or NeMo (whose recipes turn it on), else 0.
+`parallel_optimizer`, `bf16-optimizer` are stage 1; `zero` is read where zero_stage_or_distopt is empty. The shard group
+is dp_shard, else what `group 8` says, else all of dp. Empty: stage 3 for the stack fsdp, 1 where the options name a
+distributed optimizer or NeMo (whose recipes turn it on), else 0.
 Schedule: any vpp above 1 is interleaved; ZB-1p and ZB-2p are our "zero-bubble" with one virtual stage (ZB-2p holds
 up to twice the activations, which is not modelled), ZB-V is "zb-v" with two; `one layer per chunk` gives vpp.
 Recompute: `layers=N` counts layers of a virtual stage (Megatron's block method), of a pipeline rank with
 enable-recompute-layers-per-pp-rank; `layers=[6, 3, 2, 3]` is taken as its mean, rounded. Empty: none.
-sp: empty is on where tp > 1, except for the stack megatron-deepspeed, which has none. cp: `cp_kind`, else the kind is read from the
-options (context-parallel-algo, `a2a`), else ring, Megatron's own.
-short_first, short_last: where either is given, the other is 0 when empty. Both empty: for the stack titan what the search
-takes (up to two layers short of an even split, the last stage first); for others
-layers that do not split over pp x vpp, but do with two more, leave first and last stage one layer short, where
-embedding and head stand (Llama 3, BLOOM, zero-bubble). Other uneven splits are not modelled: rule D201 refuses them.
+sp: empty is on where tp > 1, except for the stack megatron-deepspeed, which has none. cp: the kind is cp_kind, else
+read from the options (context-parallel-algo, `a2a`), else ring, Megatron's own.
+short_first, short_last: where one is given, an empty other is 0. Both empty: layers that do not split over pp x vpp,
+but do with two more, leave first and last stage one layer short, where embedding and head stand (Llama 3, BLOOM,
+zero-bubble); for the stack titan what the search deals out, up to MOST_SHORT of them. Other uneven splits are not
+modelled: rule D201 refuses them.
 ep: Megatron cuts experts by tp as well (expert-tensor-parallel-size, by default tp; NeMo's recipes set 1), which a
 layout cannot say; ep x tp ranks that hold the same bytes stand for it where the experts divide.
 swap_optimizer, activation_offload: empty is what the options name (swap-optimizer, act_cpu_offload=true), else off.
-placement: empty is tp-cp-dp-pp. reduce_gradients: empty is last, but FSDP with accumulation reduces gradients after every micro batch, as PyTorch's FSDP without no_sync does.
+placement: empty is tp-cp-dp-pp. reduce_gradients: empty is last, but for FSDP with accumulation every micro batch, as
+PyTorch's FSDP without no_sync does.
 """
 
 from __future__ import annotations

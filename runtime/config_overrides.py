@@ -8,7 +8,7 @@ from cost_models.errors import TitanPlanError
 from cost_models.model_files import show
 from cost_models.yaml_files import parse_yaml
 
-from .config import Overrides
+from .config_values import Overrides
 
 _EXAMPLE = "write it as section.key=value, such as training.lr=1e-4"
 

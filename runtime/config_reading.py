@@ -11,7 +11,7 @@ from cost_models.errors import TitanPlanError
 from cost_models.layout import Layout
 from cost_models.workload import Workload
 
-from .config import (
+from .config_values import (
     CheckpointOptions,
     CommunicationOptions,
     DatasetOptions,

@@ -11,10 +11,10 @@ from .config_model import model_section
 from .config_stages import stage_list
 
 if TYPE_CHECKING:
-    from .config import PlanSummary, TrainConfig
+    from .config_values import PlanSummary, TrainConfig
 
 _HEAD: Final = """\
-# One training run. The trainer reads it: torchrun ... -m runtime.train --config config.yaml
+# One training run, for the trainer. lr, warm-up, steps and dataset are placeholders: the planner does not choose them.
 # batch_size = micro_batch_size x gradient_accumulation_steps x dp_size; devices = tp x cp x pp x dp.
 """
 _PLAN_HEAD: Final = (

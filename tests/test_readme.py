@@ -20,7 +20,7 @@ READMES = ("README.md", "README.zh-CN.md")
 PAGES = ("CONTRIBUTING.md", "docs/columns.md", "docs/decisions.md", "docs/report_json.md")
 FIRST = "titan-plan --model 70B --npus 64"
 _FENCE = re.compile(r"^```(\w+)(?: title=\"([^\"]+)\")?\n(.*?)^```$", re.MULTILINE | re.DOTALL)
-_SHOWN_PLANS, _SHOWN_CODES, _WIDTH = 3, 3, 118
+_SHOWN_PLANS, _SHOWN_CODES, _WIDTH = 3, 3, 124
 
 
 def _fences(name: str) -> list[tuple[str, str, str]]:

@@ -75,12 +75,11 @@ def _check(given: dict[str, Any]) -> None:
     from cost_models.stack import find_stack
     from cost_models.workload import Workload
 
-    checks = {
-        "model": find_model,
-        "cluster": find_cluster,
-        "stack": find_stack,
-        "precision": lambda name: Workload(seq_len=1, global_batch=1, precision=name),
-    }
-    for name, check in checks.items():
-        if given[name] is not None:
-            check(given[name])  # type: ignore[operator]
+    if given["model"] is not None:
+        find_model(given["model"])
+    if given["cluster"] is not None:
+        find_cluster(given["cluster"])
+    if given["stack"] is not None:
+        find_stack(given["stack"])
+    if given["precision"] is not None:
+        Workload(seq_len=1, global_batch=1, precision=given["precision"])

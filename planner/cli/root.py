@@ -77,7 +77,9 @@ def _version(ctx: click.Context, _param: click.Parameter, wanted: bool) -> None:
 @click.option("--tokens", help="Tokens to train on, such as 2T: adds days and NPU-hours.")
 @click.option("--fix", multiple=True, metavar="K=V,...", help="Bind dimensions: --fix tp=4,pp=4.")
 @click.option("--max", "most", multiple=True, metavar="K=V,...", help="Bound dimensions: --max tp=8.")
-@click.option("--hbm-margin", default="5%", show_default=True, help="Device memory to leave free: 2GiB or 5%.")
+@click.option(
+    "--hbm-margin", default="5%", show_default=True, help="Device memory to leave free: 2GiB, 5%; a bare number is GiB."
+)
 @click.option("--calibration", help="YAML of fitted constants.  [default: shipped for the device]")
 @click.option("--top", type=click.IntRange(min=1), default=5, show_default=True, help="Plans to show.")
 @click.option("--out", help="Folder for the files.  [default: titan_runs/DATE-MODEL-NPUS]")

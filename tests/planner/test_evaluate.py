@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import io
+import json
 import math
 from pathlib import Path
 
@@ -11,7 +12,12 @@ import pytest
 
 from cost_models.calibration import calibration_of
 from cost_models.errors import TitanPlanError
+from planner.answer import answer
+from planner.bounds import parse_bounds
+from planner.cli.errors import run
 from planner.evaluate import OUTPUT_COLUMNS, EvaluatedTable, evaluate_runs, write_evaluation
+from planner.question import ask
+from reports.plan_tables import plans_csv
 
 ROOT = Path(__file__).parents[2]
 SAMPLE = ROOT / "tests" / "data" / "runs.csv"
@@ -171,3 +177,96 @@ def test_the_table_is_written_whole_and_never_over_its_input(tmp_path: Path) -> 
         assert caught.value.exit_code == 2
     assert sorted(path.name for path in tmp_path.iterdir()) == ["link.csv", "out.csv", "runs.csv"]
     assert source.read_text(encoding="utf-8") == f"{HEADER}\n{RUN}\n"
+
+
+@pytest.mark.parametrize(
+    ("npus", "fix", "options"),
+    [
+        (8, "", {}),
+        (8, "pp=2,schedule=zb-v", {}),
+        (24, "pp=3", {"global_batch": 24}),
+        (8, "cp=2,cp_kind=ring,offload=on", {"precision": "fp16"}),
+        (16, "pp=2,tp=2,zero=3,reduce_gradients=every,placement=tp-cp-pp-dp", {"cluster": "V100-32G"}),
+        (8, "swap=on,recompute=layers=1", {"optimizer": "sgd"}),
+        (8, "ep=4,pp=2", {"model": "tiny-moe"}),
+    ],
+)
+def test_the_plans_of_a_search_are_predicted_alike(
+    npus: int, fix: str, options: dict[str, str | int], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Up to the texts of the table: a swapped name or a lost column would show in one of the numbers."""
+    asked = {"model": "tiny", "npus": npus, "global_batch": 16, "cluster": "atlas-800t-a2", **options}
+    question = ask(**asked, bounds=parse_bounds((fix,) if fix else (), ()))  # type: ignore[arg-type]
+    plans = list(csv.reader(io.StringIO(plans_csv(answer(question).listed, "x"))))
+    extra = ("device", str(asked.get("optimizer", "")))
+    source, out = tmp_path / "plans.csv", tmp_path / "out.csv"
+    with source.open("w", encoding="utf-8", newline="") as file:
+        csv.writer(file).writerows(
+            [[*plans[0], "memory_quantity", "optimizer"], *([*row, *extra] for row in plans[1:])]
+        )
+    command = ["evaluate", str(source), "-o", str(out), "--stack", "titan", "--json"]
+    command += ["--seq-len", str(question.setting.workload.seq_len)]
+    for name in ("model", "cluster", "npus", "global_batch", "precision"):
+        command += [f"--{name.replace('_', '-')}", str(asked[name])] if name in asked else []
+    assert run(command) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert (found["compared"], found["median_error"]) == (0, None)
+    assert "step_time_s" in found["ignored"]
+    rows = list(csv.DictReader(io.StringIO(out.read_text(encoding="utf-8"))))
+    assert len(rows) == len(plans) - 1 > 0
+    for row in rows:
+        assert row["predicted_status"] == "ok", row
+        assert float(row["predicted_step_time_s"]) == pytest.approx(float(row["step_time_s"]), rel=1e-6), row["plan_id"]
+        assert float(row["predicted_peak_gib"]) == pytest.approx(float(row["peak_memory_gib"]), rel=1e-6), row[
+            "plan_id"
+        ]
+
+
+def evaluated_by_command(
+    capsys: pytest.CaptureFixture[str], folder: Path, text: str, *options: str
+) -> tuple[str, str, int]:
+    source = folder / "runs.csv"
+    source.write_text(text, encoding="utf-8")
+    code = run(["evaluate", str(source), "-o", str(folder / "out.csv"), *options])
+    told = capsys.readouterr()
+    return told.out, told.err, code
+
+
+def test_measured_step_times_are_compared_and_unread_columns_named(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    step = step_of(RUN)
+    text = f"{HEADER},color,step_time_s\n{RUN},red,{step / 1.1}\n{RUN},blue,{step / 0.8}\n{RUN},,\nx,,,,,,,,,,,,5\n"
+    _, err, _ = evaluated_by_command(capsys, tmp_path, text)
+    assert "median absolute error 15.0% over 2 rows" in err
+    assert err.count("note: not read: color\n") == 1
+    out, err, _ = evaluated_by_command(capsys, tmp_path, text, "--json")
+    found = json.loads(out)
+    assert (found["compared"], found["ignored"], err) == (2, ["color"], "")
+    assert found["median_error"] == pytest.approx(0.15, rel=1e-6)
+    assert evaluated_by_command(capsys, tmp_path, text, "-q") == ("", "", 0)
+
+
+def test_measured_tokens_are_compared_where_the_batch_is_a_default(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    tokens = float(first_of()["predicted_tokens_per_s_per_device"])
+    text = f"model,device,tp,pp,dp,micro_batch,recompute,inter_node_gb_per_s_per_device,tokens_per_s_per_device\n\
+llama2-7b,910B,2,2,8,1,full,25,{tokens}\n"
+    out, _, _ = evaluated_by_command(capsys, tmp_path, text, "--seq-len", "4096", "--global-batch", "256", "--json")
+    found = json.loads(out)
+    assert found["compared"] == 1
+    assert found["median_error"] < 1e-6
+
+
+@pytest.mark.parametrize(
+    "option",
+    [("--model", "no-such"), ("--cluster", "abacus"), ("--stack", "jax"), ("--precision", "int3"), ("--npus", "0")],
+)
+def test_a_wrong_default_is_refused_once(
+    option: tuple[str, str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out, err, code = evaluated_by_command(capsys, tmp_path, f"{HEADER}\n{RUN}\n", *option)
+    assert (out, code) == ("", 2)
+    assert option[1] in err
+    assert not (tmp_path / "out.csv").exists()

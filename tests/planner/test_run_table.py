@@ -200,6 +200,16 @@ def test_a_broken_number_names_its_column_and_what_was_got(column: str, text: st
         ("zero_stage_or_distopt", "banana"),
         ("stack", "jax"),
         ("memory_quantity", "reserved"),
+        ("activation_offload", "maybe"),
+        ("swap_optimizer", "2"),
+        ("reduce_gradients", "never"),
+        ("placement", "pp-tp"),
+        ("dp_shard", "0"),
+        ("zero", "banana"),
+        ("cp_kind", "star"),
+        ("short_first", "-1"),
+        ("short_last", "1.5"),
+        ("optimizer", "lion"),
         ("inter_node_gb_per_s_per_device", "-3"),
         ("device", "abacus"),
         ("kv_heads", "5"),
@@ -243,3 +253,62 @@ def test_short_rows_are_padded_and_long_ones_refused() -> None:
     long = table.runs[1]
     assert isinstance(long, Refusal)
     assert "4 cells" in long.reason
+
+
+def test_the_words_of_a_plan_table_name_its_layout() -> None:
+    plan = {"zero": 3, "dp_shard": 4, "reduce_gradients": "every", "placement": "tp-cp-pp-dp", "optimizer": "sgd"}
+    run = run_of(tp=1, dp=8, **plan)
+    layout = run.layout
+    assert (layout.zero, layout.dp_shard, layout.reduce_gradients) == (3, 4, "every")
+    assert (layout.placement, run.workload.optimizer) == ("tp-cp-pp-dp", "sgd")
+    assert run_of(tp=1, cp=2, cp_kind="Ulysses").layout.cp_kind == "ulysses"
+    assert run_of(cp_kind="none").layout.cp_kind == "none"
+    assert "cp 2 has a kind" in refusal_of(tp=1, cp=2, cp_kind="none").reason
+
+
+@pytest.mark.parametrize(("text", "on"), [("1", True), ("true", True), ("True", True), ("0", False), ("false", False)])
+@pytest.mark.parametrize("flag", ["swap_optimizer", "activation_offload"])
+def test_a_flag_goes_before_the_options(flag: str, text: str, on: bool) -> None:
+    option = {"swap_optimizer": "swap-optimizer", "activation_offload": "act_cpu_offload=true"}[flag]
+    assert getattr(run_of(**{flag: text}).layout, flag) is on
+    assert getattr(run_of(**{flag: text}, other_flags=option).layout, flag) is on
+    assert getattr(run_of(other_flags=option).layout, flag) is True
+    assert getattr(run_of().layout, flag) is False
+
+
+def test_zero_is_read_where_the_older_column_is_empty() -> None:
+    assert run_of(zero=2).layout.zero == 2
+    assert run_of(zero=2, zero_stage_or_distopt="distopt(zero1)").layout.zero == 1
+    assert run_of(tp=1, zero_stage_or_distopt="zero1 (shard group 4)", dp_shard=2).layout.dp_shard == 2
+
+
+def test_short_stages_are_taken_as_given() -> None:
+    def short(**cells: object) -> tuple[int, int]:
+        layout = run_of(tp=1, pp=16, dp=1, **cells).layout
+        return layout.short_first, layout.short_last
+
+    assert short(layers=30) == (1, 1)
+    assert short(layers=30, short_first=2) == (2, 0)
+    assert short(layers=30, short_last=2) == (0, 2)
+    assert short(layers=32, short_first=0, short_last=0) == (0, 0)
+    assert (short(layers=31), short(layers=31, stack="titan")) == ((0, 0), (0, 1))
+
+
+def test_defaults_fill_empty_and_missing_cells_only() -> None:
+    filled = {"model": "tiny", "device": "A100-80G", "seq": "512", "global_batch": "16", "stack": "titan"}
+    table = read_run_table("tp,dp,micro_batch,seq,hardware\n1,8,1,,\n1,8,1,256,H100-80G\n", filled)
+    first, second = table.runs
+    assert isinstance(first, Run)
+    assert isinstance(second, Run)
+    assert (first.workload.seq_len, second.workload.seq_len) == (512, 256)
+    assert "h100" in second.cluster.device.name.lower()
+    assert "a100" in first.cluster.device.name.lower()
+    assert (first.model.name, first.stack.name, first.n_devices) == ("tiny", "titan", 8)
+
+
+def test_columns_that_are_not_read_are_known() -> None:
+    table = read_run_table("tp,Color, my  note ,Color,,step_time_s,rank\n")
+    assert table.ignored == ("Color", "my note", "rank")
+    assert table.measured == ("step_time_s",)
+    plans = read_run_table("tp,step_time_s,step_time_low_s\n")
+    assert (plans.ignored, plans.measured) == (("step_time_s", "step_time_low_s"), ())

@@ -229,7 +229,21 @@ def test_the_surface_is_pinned() -> None:
     }  # fmt: skip
     verbs = {name: getattr(import_module(module), attribute) for name, (module, attribute, _) in _VERBS.items()}
     assert {name: options_of(verb) for name, verb in verbs.items()} == {
-        "evaluate": {"runs", "-o", "--out", "--calibration", "--json", "-q", "--quiet"},
+        "evaluate": {
+            "-o",
+            "--out",
+            "--calibration",
+            "--json",
+            "-q",
+            "--quiet",
+            "--model",
+            "--cluster",
+            "--seq-len",
+            "--global-batch",
+            "--npus",
+            "--precision",
+            "--stack",
+        },
         "models": {"--json"},
         "clusters": {"--json"},
         "explain": {"code", "--json"},
