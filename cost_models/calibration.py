@@ -2,26 +2,42 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, fields
 from functools import lru_cache
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from cost_models.errors import TitanPlanError
 from cost_models.resources import configs_dir
 from cost_models.yaml_files import read_mapping, read_yaml
-from cost_models.yaml_numbers import check_keys, required
+from cost_models.yaml_numbers import Range, as_float, check_keys, check_name, plain, required, scalar_text, shorten
 
 if TYPE_CHECKING:
     from pathlib import Path
 
 
-_SHARES = (
-    "gemm_efficiency",
-    "vector_efficiency",
-    "optimizer_efficiency",
-    "attention_forward_efficiency",
-    "attention_backward_efficiency",
-)
+_SHARE: Final = Range(1e-4, 1)
+_SECONDS: Final = Range(0, 1000)
+_HALF: Final = Range(0, 10**9)
+_RANGES: Final = {
+    "gemm_efficiency": _SHARE,
+    "gemm_half_k": _HALF,
+    "gemm_launch_s": _SECONDS,
+    "vector_efficiency": _SHARE,
+    "vector_launch_s": _SECONDS,
+    "attention_forward_efficiency": _SHARE,
+    "attention_backward_efficiency": _SHARE,
+    "attention_half_seq": _HALF,
+    "dispatch_s": _SECONDS,
+    "overlap_slowdown": Range(0, 100),
+    "optimizer_efficiency": _SHARE,
+    "softmax_statistics_bytes": Range(0, 10**6),
+    "fragmentation": Range(0, 10),
+    "step_overhead_s": _SECONDS,
+    "time_sigma": Range(0, 3),
+    "memory_sigma": Range(1e-6, 3),  # above 0: P(fits) is measured in it
+}
+"""What each constant may be; beyond it a number is a slip of the unit, and times and odds leave what floats hold."""
 
 _TEXTS = ("name", "provenance", "caveat")
 
@@ -71,23 +87,12 @@ class Calibration:
     caveat: str = ""
 
     def __post_init__(self) -> None:
-        for field in fields(self):
-            value = getattr(self, field.name)
-            if field.name not in _TEXTS and not 0 <= value < float("inf"):
-                raise TitanPlanError(
-                    "C610", f"calibration {self.name}: {field.name} is {value!r}", "a finite number of at least 0"
-                )
-        if self.memory_sigma == 0:
-            raise TitanPlanError(
-                "C610", f"calibration {self.name}: memory_sigma is 0", "above 0: P(fits) is measured in it"
-            )
-        for key in _SHARES:
-            if not 0 < getattr(self, key) <= 1:
-                raise TitanPlanError(
-                    "C610",
-                    f"calibration {self.name}: {key} is {getattr(self, key)}",
-                    "a share of the peak, above 0, at most 1",
-                )
+        check_name(self.name, "name of a calibration")
+        for key, allowed in _RANGES.items():
+            value = getattr(self, key)
+            if not allowed.holds(value):
+                message = f"calibration {plain(self.name)}: {key} is {shorten(value)}"
+                raise TitanPlanError("C610", message, f"{allowed.tell()} is needed")
 
 
 def parse_calibration(values: object, origin: str) -> Calibration:
@@ -96,13 +101,20 @@ def parse_calibration(values: object, origin: str) -> Calibration:
         raise TitanPlanError("C606", f"{origin} holds no mapping of constants", "see configs/calibrations/")
     known = tuple(field.name for field in fields(Calibration))
     check_keys(values, (*known, "devices"), origin)
-    given = {key: required({"caveat": "", **values}, key, origin) for key in known}
+    given = {key: required({"caveat": "", **values}, key, origin, _right(key)) for key in known}
+    texts = {key: scalar_text(given[key], f"{origin}: {key}") for key in _TEXTS}
+    numbers = {key: as_float(given[key]) for key in _RANGES}
+    for key, number in numbers.items():
+        if math.isnan(number):
+            raise TitanPlanError("C606", f"{origin}: {key} is {shorten(given[key])}", f"{_right(key)} is needed")
     try:
-        texts = {key: str(given[key]) for key in _TEXTS}
-        numbers = {key: float(value) for key, value in given.items() if key not in texts}
-    except (TypeError, ValueError, OverflowError) as error:
-        raise TitanPlanError("C606", f"{origin}: {error}", "every constant is a number") from error
-    return Calibration(**texts, **numbers)  # type: ignore[arg-type]
+        return Calibration(**texts, **numbers)  # type: ignore[arg-type]
+    except TitanPlanError as error:
+        raise TitanPlanError(error.code, f"{origin}: {error.message}", error.hint) from None
+
+
+def _right(key: str) -> str:
+    return _RANGES[key].tell() if key in _RANGES else "text"
 
 
 def load_calibration(path: Path) -> Calibration:
@@ -128,7 +140,7 @@ def calibration_of(device_name: str) -> Calibration:
     if device_name not in shipped:
         raise TitanPlanError(
             "C613",
-            f"no calibration for device {device_name!r}",
+            f"no calibration for device {shorten(device_name)}",
             f"give one with --calibration; known: {', '.join(shipped)}",
         )
     return shipped[device_name]

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field, replace
 from typing import Final
 
 from cost_models.errors import TitanPlanError
+from cost_models.yaml_numbers import COUNT, Range, check_name, plain, shorten
 
 VENDORS: Final = ("ascend", "nvidia", "cpu")
 TIER_KINDS: Final = ("mesh", "switch", "bus")
@@ -20,10 +21,35 @@ COLLECTIVE_LIBRARIES: Final = ("hccl", "nccl", "gloo")
 PRECISIONS: Final = ("bf16", "fp16", "fp32", "fp8")
 
 
-def _require(owner: str, checks: dict[str, bool]) -> None:
-    for what, holds in checks.items():
+SELECTIONS: Final = ("cheapest", "power_of_two", "power_of_two_or_8")
+
+BYTES: Final = Range(0, 10**18)
+FLOPS: Final = Range(1, 1e21)
+BANDWIDTH: Final = Range(1, 1e16)
+"""Below a byte a second, a bandwidth is a slip of the unit, and times would leave what floats hold."""
+HOST_BANDWIDTH: Final = Range(1, 1e16, or_zero=True)
+EFFICIENCY: Final = Range(1e-6, 1)
+LATENCY: Final = Range(0, 1000)
+SIZE: Final = Range(1, 10**9)
+
+
+def _require(owner: str, checks: dict[str, tuple[bool, str]]) -> None:
+    """Raise at the first check that does not hold; each is what was got, whether that is right, and what would be."""
+    for got, (holds, right) in checks.items():
         if not holds:
-            raise TitanPlanError("C610", f"{owner}: {what} does not hold")
+            raise TitanPlanError("C610", f"{owner}: {got}", right)
+
+
+def _in_ranges(spec: object, ranges: dict[str, Range]) -> dict[str, tuple[bool, str]]:
+    values = {name: getattr(spec, name) for name in ranges}
+    return {
+        f"{name} is {shorten(value)}": (ranges[name].holds(value), f"{ranges[name].tell()} is needed")
+        for name, value in values.items()
+    }
+
+
+def _one_of(name: str, value: str, options: tuple[str, ...]) -> dict[str, tuple[bool, str]]:
+    return {f"{name} is {shorten(value)}": (value in options, f"one of {', '.join(options)} is needed")}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -58,21 +84,38 @@ class DeviceSpec:
 
     def __post_init__(self) -> None:
         """Refuse numbers that no device has."""
+        peaks = dict(self.peak_flops_by_precision)
+        names = ", ".join(PRECISIONS)
+        odd = next((name for name in peaks if name not in PRECISIONS), "")
         _require(
-            f"device {self.name}",
+            f"device {plain(self.name)}",
             {
-                f"vendor in {VENDORS} (got {self.vendor!r})": self.vendor in VENDORS,
-                f"precisions in {PRECISIONS}": all(name in PRECISIONS for name, _ in self.peak_flops_by_precision),
-                "fp32 peak given": any(name == "fp32" for name, _ in self.peak_flops_by_precision),
-                "peaks > 0": all(value > 0 for _, value in self.peak_flops_by_precision),
-                "vector FLOPS > 0": self.vector_flops > 0,
-                "0 < usable memory <= memory": 0 < self.usable_memory_bytes <= self.memory_bytes,
-                "memory bandwidth > 0": self.memory_bandwidth_bytes_per_s > 0,
-                "cores and tiles > 0": min(self.cores, self.gemm_tile_m, self.gemm_tile_n) > 0,
-                "host bandwidth, L2 and context >= 0": min(
-                    self.host_bandwidth_bytes_per_s, self.l2_bytes, self.context_bytes
-                )
-                >= 0,
+                **_one_of("vendor", self.vendor, VENDORS),
+                f"there is no precision {shorten(odd)}": (not odd, f"peaks are given for {names}"),
+                "the fp32 peak is missing": ("fp32" in peaks, "give the dense matrix peak of fp32 too"),
+                **{
+                    f"the {name} peak is {shorten(value)} FLOP/s": (FLOPS.holds(value), f"{FLOPS.tell()} is needed")
+                    for name, value in peaks.items()
+                },
+                **_in_ranges(
+                    self,
+                    {
+                        "vector_flops": FLOPS,
+                        "memory_bytes": BYTES,
+                        "usable_memory_bytes": BYTES,
+                        "memory_bandwidth_bytes_per_s": BANDWIDTH,
+                        "cores": SIZE,
+                        "gemm_tile_m": SIZE,
+                        "gemm_tile_n": SIZE,
+                        "l2_bytes": BYTES,
+                        "host_bandwidth_bytes_per_s": HOST_BANDWIDTH,
+                        "context_bytes": BYTES,
+                    },
+                ),
+                f"usable memory is {self.usable_memory_bytes} of {self.memory_bytes} bytes": (
+                    0 < self.usable_memory_bytes <= self.memory_bytes,
+                    "usable memory is above 0 and at most the memory",
+                ),
             },
         )
 
@@ -136,19 +179,30 @@ class TierSpec:
 
     def __post_init__(self) -> None:
         """Refuse a tier that no wire could be."""
+        check_name(self.name, "name of a tier")
         _require(
-            f"tier {self.name}",
+            f"tier {plain(self.name)}",
             {
-                f"kind in {TIER_KINDS} (got {self.kind!r})": self.kind in TIER_KINDS,
-                f"devices >= 2 or 0 (got {self.devices})": self.devices == 0 or self.devices >= 2,
-                "a mesh or bus has a bound": self.devices > 0 or self.kind == "switch",
-                "bandwidth > 0": self.link_bandwidth_bytes_per_s > 0,
-                f"0 < efficiency <= 1 (got {self.efficiency})": 0 < self.efficiency <= 1,
-                "latency >= 0": self.latency_s >= 0,
-                "half bandwidth size >= 0": self.half_bandwidth_bytes >= 0,
-                "at least one algorithm": bool(self.algorithms),
-                f"known selection (got {self.selection!r})": self.selection
-                in ("cheapest", "power_of_two", "power_of_two_or_8"),
+                **_one_of("kind", self.kind, TIER_KINDS),
+                f"devices is {shorten(self.devices)}": (
+                    COUNT.holds(self.devices) and self.devices != 1,
+                    f"{Range(2, COUNT.most, or_zero=True).tell(kind='a whole number')} (no bound) is needed",
+                ),
+                f"a {self.kind} without bound": (
+                    self.devices > 0 or self.kind == "switch",
+                    "give a mesh or a bus the number of its devices",
+                ),
+                **_in_ranges(
+                    self,
+                    {
+                        "link_bandwidth_bytes_per_s": BANDWIDTH,
+                        "efficiency": EFFICIENCY,
+                        "latency_s": LATENCY,
+                        "half_bandwidth_bytes": BYTES,
+                    },
+                ),
+                "no algorithm": (bool(self.algorithms), "name at least one, such as ring"),
+                **_one_of("selection", self.selection, SELECTIONS),
             },
         )
 
@@ -196,25 +250,37 @@ class ClusterSpec:
         sizes = [tier.devices for tier in self.tiers]
         bounded = [size for size in sizes if size]
         node = self.devices_per_node
+        check_name(self.name, "name of a cluster")
         _require(
-            f"cluster {self.name}",
+            f"cluster {plain(self.name)}",
             {
-                "at least one tier": bool(sizes),
-                "only the outermost tier is without bound": 0 not in sizes[:-1],
-                f"each tier holds whole units of the one inside it ({sizes})": all(
-                    outer > inner and outer % inner == 0 for inner, outer in itertools.pairwise(bounded)
+                "no tier": (bool(sizes), "give at least one tier of links"),
+                f"tiers hold {shorten(sizes)} devices, an inner one without bound": (
+                    0 not in sizes[:-1],
+                    "only the outermost tier may be without bound (devices: 0)",
                 ),
-                f"devices per node > 0 (got {node})": node > 0,
-                f"tiers {sizes} and nodes of {node} nest": node > 0
-                and all(size % node == 0 or node % size == 0 for size in bounded),
-                "an outermost tier with a bound holds all devices": sizes[-1:] == [0]
-                or 0 < self.max_devices <= max(sizes, default=0),
-                f"library in {COLLECTIVE_LIBRARIES} (got {self.collective_library!r})": self.collective_library
-                in COLLECTIVE_LIBRARIES,
-                "host memory and buffers >= 0": min(
-                    self.host_memory_bytes, self.communicator_buffer_bytes, self.p2p_buffer_bytes
-                )
-                >= 0,
+                f"tiers hold {shorten(sizes)} devices": (
+                    all(outer > inner and outer % inner == 0 for inner, outer in itertools.pairwise(bounded)),
+                    "each tier holds whole units of the one inside it, such as 2, 16, 768",
+                ),
+                **_in_ranges(self, {"devices_per_node": SIZE, "max_devices": COUNT}),
+                f"nodes of {node} devices and tiers of {shorten(sizes)} do not nest": (
+                    node > 0 and all(size % node == 0 or node % size == 0 for size in bounded),
+                    "a tier holds whole nodes, or a node holds whole units of the tier",
+                ),
+                f"max_devices is {self.max_devices}, the outermost tier holds {max(sizes, default=0)}": (
+                    sizes[-1:] == [0] or 0 < self.max_devices <= max(sizes, default=0),
+                    "with a bounded outermost tier, max_devices is from 1 to what that tier holds",
+                ),
+                **_one_of("collective_library", self.collective_library, COLLECTIVE_LIBRARIES),
+                **_in_ranges(
+                    self,
+                    {
+                        "host_memory_bytes": BYTES,
+                        "communicator_buffer_bytes": BYTES,
+                        "p2p_buffer_bytes": BYTES,
+                    },
+                ),
             },
         )
 
@@ -257,7 +323,7 @@ class ClusterSpec:
         """Return a copy whose outermost tier has this nominal bandwidth per device and direction."""
         outer = self.tiers[-1]
         if outer.devices:
-            raise TitanPlanError("T306", f"{self.name} has no network between nodes")
+            raise TitanPlanError("T306", f"{self.name} has no network between nodes", "take a cluster with a switch")
         return replace(self, tiers=(*self.tiers[:-1], replace(outer, link_bandwidth_bytes_per_s=bytes_per_s)))
 
     def with_devices_per_node(self, n_devices: int) -> ClusterSpec:
@@ -267,7 +333,7 @@ class ClusterSpec:
         links would have to be invented.
         """
         if n_devices <= 0:
-            raise TitanPlanError("T301", f"{n_devices} devices per node is not a number of devices")
+            raise TitanPlanError("T301", f"{n_devices} devices per node is not a number of devices", "e.g. 8")
         old = self.devices_per_node
         tiers: list[TierSpec] = []
         for tier in self.tiers:
@@ -297,7 +363,8 @@ def _resized(tier: TierSpec, old_node: int, new_node: int) -> int:
 
 
 def _nearest_divisors(whole: int, n: int) -> tuple[int, int]:
-    divisors = [d for d in range(1, whole + 1) if whole % d == 0]
+    small = [d for d in range(1, math.isqrt(whole) + 1) if whole % d == 0]
+    divisors = [*small, *(whole // d for d in small)]
     return max(d for d in divisors if d < n), min(d for d in divisors if d > n)
 
 

@@ -3,12 +3,25 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, fields
-from typing import Literal
+from typing import Final, Literal
 
 from cost_models.errors import TitanPlanError
+from cost_models.yaml_numbers import check_name, plain, shorten
 
 Norm = Literal["rmsnorm", "layernorm"]
 Position = Literal["rope", "learned", "alibi", "none"]
+
+_WIDTH: Final = 10**7
+_TOKENS: Final = 10**8
+_MOST: Final = {
+    "n_layers": 10**4,
+    "dense_layers": 10**4,
+    "vocab_size": 10**9,
+    "seq_len": _TOKENS,
+    "positions": _TOKENS,
+    "sliding_window": _TOKENS,
+}
+"""Sizes beyond which a number is a slip of the keyboard; every other size is a width or a count of at most 10**7."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -109,6 +122,7 @@ class ModelSpec:
     mla: MlaSpec | None = None
 
     def __post_init__(self) -> None:
+        check_name(self.name)
         _require_positive(
             self,
             "hidden_dim",
@@ -124,19 +138,19 @@ class ModelSpec:
         if self.position == "learned" and not self.positions:
             raise TitanPlanError(
                 "C610",
-                f"{self.name}: position is learned and positions is 0",
+                f"{plain(self.name)}: position is learned and positions is 0",
                 "give the number of learned positions, such as 2048",
             )
         if self.n_heads % self.n_kv_heads:
             raise TitanPlanError(
                 "C610",
-                f"{self.name}: n_heads {self.n_heads} is not a multiple of n_kv_heads {self.n_kv_heads}",
+                f"{plain(self.name)}: n_heads {self.n_heads} is not a multiple of n_kv_heads {self.n_kv_heads}",
                 "each key/value head serves the same number of query heads",
             )
         if self.moe is not None and not 0 <= self.moe.dense_layers <= self.n_layers:
             raise TitanPlanError(
                 "C610",
-                f"{self.name}: moe.dense_layers is {self.moe.dense_layers}, the model has {self.n_layers} layers",
+                f"{plain(self.name)}: moe.dense_layers is {self.moe.dense_layers}, of {self.n_layers} layers",
                 "give a number between 0 and n_layers",
             )
 
@@ -272,19 +286,24 @@ class ModelSpec:
 
 
 def _require_positive(spec: object, *names: str) -> None:
-    """Reject a size that is not a whole number above zero."""
-    for name in names:
-        value = getattr(spec, name)
-        if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-            raise TitanPlanError("C610", f"{name} is {value!r}", "a whole number of at least 1 is needed")
+    """Reject a size that is not a whole number above zero, or that no model has."""
+    _require_whole(spec, 1, names)
 
 
 def _require_not_negative(spec: object, *names: str) -> None:
-    """Reject a size that is not a whole number of zero or more."""
+    """Reject a size that is not a whole number of zero or more, or that no model has."""
+    _require_whole(spec, 0, names)
+
+
+def _require_whole(spec: object, least: int, names: tuple[str, ...]) -> None:
     for name in names:
-        value = getattr(spec, name)
-        if isinstance(value, bool) or not isinstance(value, int) or value < 0:
-            raise TitanPlanError("C610", f"{name} is {value!r}", "a whole number of at least 0 is needed")
+        value, most = getattr(spec, name), _MOST.get(name, _WIDTH)
+        if isinstance(value, bool) or not isinstance(value, int) or value < least:
+            hint = f"a whole number of at least {least} is needed"
+            raise TitanPlanError("C610", f"{name} is {shorten(value)}", hint)
+        if value > most:
+            hint = f"a whole number from {least} to {most:,} is needed"
+            raise TitanPlanError("C610", f"{name} is {shorten(value)}, above the bound of {most:,}", hint)
 
 
 def _attention_matmul_params(model: ModelSpec) -> int:

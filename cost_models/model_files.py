@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import difflib
-import reprlib
 import sys
 from collections.abc import Callable, Mapping
 from dataclasses import MISSING, Field, dataclass, fields
@@ -15,6 +14,7 @@ from typing import TYPE_CHECKING, Any, Final, Literal, TypeVar, get_args, get_or
 from cost_models.errors import TitanPlanError
 from cost_models.model import MlaSpec, ModelSpec, MoeSpec
 from cost_models.yaml_files import read_yaml
+from cost_models.yaml_numbers import plain, shorten
 
 if TYPE_CHECKING:
     from importlib.resources.abc import Traversable
@@ -132,7 +132,7 @@ def text(value: object, what: str) -> str:
 
 def show(value: object) -> str:
     """Spell a value in a complaint, shortened, with its kind."""
-    return "empty" if value is None else f"{reprlib.repr(value)} ({_KINDS.get(type(value), type(value).__name__)})"
+    return "empty" if value is None else f"{shorten(value)} ({_KINDS.get(type(value), type(value).__name__)})"
 
 
 _FINITE: Final = sys.float_info.max
@@ -147,14 +147,20 @@ def _as_mapping(values: object, origin: str, what: str) -> dict[str, object]:
 
 def _add_head_dim(mapping: dict[str, object], origin: str) -> None:
     """Derive head_dim; wrong or missing sizes are left for `_build` to name."""
-    hidden, heads = _number(mapping.get("hidden_dim")), _number(mapping.get("n_heads"))
+    hidden, heads = _size(mapping.get("hidden_dim")), _size(mapping.get("n_heads"))
     if not hidden or not heads:
         mapping["head_dim"] = 1
     elif hidden % heads:
         message = f"{origin}: head_dim is missing and hidden_dim {hidden} / n_heads {heads} is no whole number"
         raise TitanPlanError("C608", message, "give head_dim")
     else:
-        mapping["head_dim"] = int(hidden // heads)
+        mapping["head_dim"] = hidden // heads
+
+
+def _size(value: object) -> int:
+    """The whole number that a value is or spells; 0 for what is none, or none that could be a size."""
+    number = _number(value)
+    return int(number) if number is not None and 0 < number < 10**9 and number == int(number) else 0
 
 
 def _number(value: object) -> float | int | None:
@@ -198,9 +204,10 @@ def _build(spec_type: type[_Spec], mapping: Mapping[str, object], origin: str, p
 
 
 def _refuse_key(key: str, prefix: str, origin: str, known: tuple[str, ...]) -> None:
-    near = difflib.get_close_matches(key, known, 1, 0.5)
+    # The search is quadratic in the length; no key of ours is as long as that.
+    near = difflib.get_close_matches(key, known, 1, 0.5) if len(key) <= 80 else []
     hint = f"did you mean {prefix}{near[0]}?" if near else f"known keys: {', '.join(known)}"
-    raise TitanPlanError("C605", f"{origin}: unknown key {prefix}{key}", hint)
+    raise TitanPlanError("C605", f"{origin}: unknown key {prefix}{plain(key)}", hint)
 
 
 def _required(spec_type: type[_Spec]) -> list[str]:

@@ -11,16 +11,6 @@ from cost_models.errors import TitanPlanError
 from cost_models.layout import Layout
 from cost_models.workload import Workload
 
-from .config_values import (
-    CheckpointOptions,
-    CommunicationOptions,
-    DatasetOptions,
-    NumericsOptions,
-    Overrides,
-    PlanSummary,
-    TrainConfig,
-    TrainingOptions,
-)
 from .config_checks import Batch, Devices, batch_sizes, data_parallel_size
 from .config_model import read_model
 from .config_overrides import with_overrides
@@ -35,6 +25,16 @@ from .config_sections import (
     read_section,
 )
 from .config_stages import short_stages
+from .config_values import (
+    CheckpointOptions,
+    CommunicationOptions,
+    DatasetOptions,
+    NumericsOptions,
+    Overrides,
+    PlanSummary,
+    TrainConfig,
+    TrainingOptions,
+)
 
 SECTION_NAMES: Final = ("model", *SECTIONS)
 _DEFAULT_MAX_STEPS: Final = 1000

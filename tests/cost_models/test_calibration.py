@@ -23,6 +23,7 @@ SHARES = (
     "attention_forward_efficiency",
     "attention_backward_efficiency",
 )
+NUMBERS = sorted({field.name for field in fields(Calibration)} - {"name", "provenance", "caveat"})
 FILES = sorted(path.name for path in configs_dir().joinpath("calibrations").iterdir() if path.name.endswith(".yaml"))
 
 
@@ -57,7 +58,7 @@ def test_constants_are_those_of_the_file(name: str, tmp_path: Path) -> None:
     assert loaded == calibration_of(values["devices"][0])
     for field in fields(Calibration):
         raw = values[field.name]
-        assert getattr(loaded, field.name) == (raw if field.name in {"name", "provenance"} else float(raw))
+        assert getattr(loaded, field.name) == (raw if field.name in {"name", "provenance", "caveat"} else float(raw))
 
 
 @pytest.mark.parametrize("name", FILES)
@@ -102,6 +103,14 @@ def without(key: str) -> Callable[[dict[str, Any]], object]:
         (changed(dispatch_s=float("nan")), "dispatch_s"),
         (changed(dispatch_s=float("inf")), "dispatch_s"),
         (changed(memory_sigma=0), "memory_sigma"),
+        *((changed(**{key: 1e300}), key) for key in NUMBERS),
+        *((changed(**{key: 1e-300}), key) for key in SHARES),
+        (changed(time_sigma=3.1), "time_sigma"),
+        (changed(fragmentation=10.1), "fragmentation"),
+        (changed(softmax_statistics_bytes=1e6 + 1), "softmax_statistics_bytes"),
+        (changed(dispatch_s=True), "dispatch_s"),
+        (changed(name="a\x1b[31m"), "control"),
+        (changed(provenance=["x"] * 10**6), "provenance"),
         *((changed(**{key: value}), key) for key in SHARES for value in (0, 1.01, -0.5)),
     ],
 )
@@ -109,6 +118,8 @@ def test_a_file_that_cannot_be_is_refused_by_name(change: Callable[[dict[str, An
     with pytest.raises(TitanPlanError) as caught:
         parse_calibration(change(shipped_file("ascend-910b.yaml")), "my.yaml")
     assert says in caught.value.message
+    assert caught.value.hint
+    assert len(caught.value.message) < 250
     assert "my.yaml" in caught.value.message or "ascend-910b-prior" in caught.value.message
 
 

@@ -57,6 +57,8 @@ def error_of(mapping: dict[str, Any]) -> TitanPlanError:
         parse_cluster(mapping, "ours.yaml")
     assert "ours.yaml" in caught.value.message
     assert caught.value.exit_code == 2
+    assert caught.value.hint
+    assert len(caught.value.message) < 250
     return caught.value
 
 
@@ -175,6 +177,7 @@ def test_a_missing_key_is_named(key: str) -> None:
     mapping = own_cluster()
     del mapping[key]
     assert key in error_of(mapping).message
+    assert key in error_of(mapping).hint
 
 
 @pytest.mark.parametrize("value", ["many", -1, True, 7.5, None, [8], float("nan"), float("inf")])
@@ -229,3 +232,71 @@ def test_the_drawing_fits_a_terminal_and_shows_each_tier(name: str) -> None:
 
 def test_the_drawing_says_what_a_pair_of_a_mesh_gets() -> None:
     assert "a group of 2 gets 18.31, of 8 gets 128.2" in draw_tiers(load_shipped_cluster("910b"))
+
+
+DEVICE = {
+    "vendor": "ascend", "peak_tflops": {"bf16": 300, "fp32": 80}, "vector_tflops": 9, "memory_gib": 64,
+    "usable_memory_gib": 60, "memory_bandwidth_gb_per_s": 1600, "cores": 20, "gemm_tile_m": 128, "gemm_tile_n": 256,
+    "l2_mib": 9, "host_bandwidth_gb_per_s": 20, "context_gib": 0.5,
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("value", [1e300, 10**400, "1e400", -1, float("nan"), [[["x"] * 999] * 999], "x" * 999])
+@pytest.mark.parametrize("key", sorted(DEVICE.keys() - {"vendor", "peak_tflops"}))
+def test_a_number_that_no_device_has_is_refused(key: str, value: object) -> None:
+    error = error_of({**own_cluster(), "device": {**DEVICE, key: value}})
+    assert error.code in {"C606", "C610"}
+    assert key in error.message
+
+
+@pytest.mark.parametrize("value", [1e300, 10**400, -1, "x" * 999])
+@pytest.mark.parametrize("key", ["devices_per_node", "host_memory_gib", "communicator_buffer_mib", "p2p_buffer_mib"])
+def test_a_number_that_no_cluster_has_is_refused(key: str, value: object) -> None:
+    assert key in error_of({**own_cluster(), key: value}).message
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        ("link_bandwidth_gb_per_s", 1e-10),
+        ("link_bandwidth_gb_per_s", 1e300),
+        ("efficiency", 1e-7),
+        ("efficiency", 1.1),
+        ("latency_us", 1e10),
+        ("half_bandwidth_kib", 1e20),
+        ("devices", 1e300),
+    ],
+)
+def test_a_number_that_no_link_has_is_refused_with_the_range(key: str, value: float) -> None:
+    mapping = own_cluster()
+    mapping["tiers"][0][key] = value
+    error = error_of(mapping)
+    assert (error.code, key in error.message) == ("C610", True)
+    assert "from" in error.hint
+
+
+@pytest.mark.parametrize(
+    "device",
+    [
+        DEVICE | {"peak_tflops": {"bf16": 1e300, "fp32": 1}},
+        DEVICE | {"peak_tflops": {"bf16": 1}},
+        DEVICE | {"peak_tflops": {f"p{i}": 1 for i in range(100_000)}},
+        DEVICE | {"peak_tflops": 3},
+        DEVICE | {"usable_memory_gib": 65},
+        DEVICE | {"vendor": "a" * 999},
+        {},
+        ["910b3"],
+    ],
+)
+def test_a_device_that_cannot_be_is_told_what_would_be_right(device: object) -> None:
+    mapping = {**own_cluster(), "device": device}
+    with pytest.raises(TitanPlanError) as caught:
+        parse_cluster(mapping, "ours.yaml")
+    assert caught.value.hint
+
+
+@pytest.mark.parametrize("name", ["two\nlines", "\x1b[31mred", "x" * 201])
+def test_a_name_that_garbles_a_terminal_is_refused(name: str) -> None:
+    with pytest.raises(TitanPlanError) as caught:
+        parse_cluster({**own_cluster(), "name": name}, "ours.yaml")
+    assert caught.value.code == "C610"

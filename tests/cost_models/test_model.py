@@ -223,6 +223,14 @@ SIZES: Final[dict[str, Any]] = {
         ({"sliding_window": -1}, "sliding_window"),
         ({"positions": -1}, "positions"),
         ({"position": "learned"}, "learned"),
+        ({"n_layers": 10_001}, r"n_layers is 10001, above the bound of 10,000"),
+        *(({key: 10**7 + 1}, f"{key} .* 10,000,000") for key in ("hidden_dim", "ffn_dim", "n_heads", "head_dim")),
+        ({"vocab_size": 10**9 + 1}, "1,000,000,000"),
+        *(({key: 10**8 + 1}, f"{key} .* 100,000,000") for key in ("seq_len", "positions", "sliding_window")),
+        ({"hidden_dim": 10**5000}, "hidden_dim"),
+        ({"name": "a\x1b[31mred"}, "control"),
+        ({"name": "two\nlines"}, "control"),
+        ({"name": "x" * 201}, "201 characters"),
         ({"moe": MoeSpec(experts=4, top_k=2, ffn_dim=8, dense_layers=3)}, "dense_layers"),
     ],
 )
@@ -240,3 +248,12 @@ def test_impossible_experts_and_latents_are_refused() -> None:
         MoeSpec(experts=4, top_k=2, ffn_dim=8, shared_ffn_dim=-8)
     with pytest.raises(TitanPlanError, match="q_lora_rank"):
         MlaSpec(q_lora_rank=-1, kv_lora_rank=8, qk_nope_head_dim=8, qk_rope_head_dim=8, v_head_dim=8)
+    with pytest.raises(TitanPlanError, match="experts is 10000001"):
+        MoeSpec(experts=10**7 + 1, top_k=2, ffn_dim=8)
+    with pytest.raises(TitanPlanError, match=r"kv_lora_rank .* 10,000,000"):
+        MlaSpec(q_lora_rank=0, kv_lora_rank=10**9, qk_nope_head_dim=8, qk_rope_head_dim=8, v_head_dim=8)
+
+
+@pytest.mark.parametrize("name", ["盘古-7B", "<script>alert(1)</script>", "é ü", "x" * 200, "🚀"])
+def test_any_printable_name_is_fine(name: str) -> None:
+    assert ModelSpec(**{**SIZES, "name": name}).name == name

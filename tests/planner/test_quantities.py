@@ -28,7 +28,8 @@ def test_tokens_are_counted_in_powers_of_a_thousand(text: str, tokens: float) ->
 
 
 @pytest.mark.parametrize(
-    "text", ["", "T", "abc", "-1", "0", "0.5", "1e400", "2 TB", "nan", "inf", "1,000", "٣", "2T 3B", "5%"]
+    "text",
+    ["", "T", "abc", "-1", "0", "0.5", "1e400", "2 TB", "nan", "inf", "1,000", "٣", "2T 3B", "5%", "1e300", "1e19"],
 )
 def test_what_is_no_number_of_tokens_is_refused(text: str) -> None:
     with pytest.raises(TitanPlanError) as error:
@@ -69,9 +70,20 @@ def test_decimal_megabytes_are_refused_with_the_binary_amount() -> None:
     assert "476.84MiB" in error.value.hint  # 500e6 / 2**20
 
 
-@pytest.mark.parametrize("text", ["", "abc", "-1", "GiB", "2TiB", "1e40", "nan", "2 GiB of it", "5%%"])
+@pytest.mark.parametrize(
+    "text",
+    ["", "abc", "-1", "GiB", "2TiB", "1e40", "nan", "2 GiB of it", "5%%", "1e400GB", "1e300MB", "1e400GiB", "1e400%"],
+)
 def test_what_is_no_amount_of_memory_is_refused(text: str) -> None:
     with pytest.raises(TitanPlanError) as error:
         parse_memory("--hbm-margin", text, whole_bytes=DEVICE_BYTES)
     assert error.value.code == "C610"
     assert repr(text) in error.value.message
+    assert error.value.hint
+    assert "inf" not in error.value.message
+
+
+def test_a_long_amount_is_repeated_in_part() -> None:
+    with pytest.raises(TitanPlanError) as error:
+        parse_memory("--hbm-margin", "9" * 5000, whole_bytes=DEVICE_BYTES)
+    assert len(error.value.message) < 150

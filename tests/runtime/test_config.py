@@ -383,7 +383,7 @@ def cases(draw: st.DrawFn) -> tuple[ModelSpec, Layout]:
     }
     assert set(values) == {field.name for field in fields(Layout)}
     base = draw(st.sampled_from(list_models())).spec
-    name = draw(st.sampled_from([base.name, "mine", "./mine.yaml", "\x85 ☃"]))
+    name = draw(st.sampled_from([base.name, "mine", "./mine.yaml", "雪 ☃"]))
     return replace(base, name=name, n_layers=n_layers), Layout(**values)
 
 

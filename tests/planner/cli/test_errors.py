@@ -139,7 +139,7 @@ def test_interrupted_is_130_and_no_traceback(
     raise_in_search(monkeypatch, KeyboardInterrupt())
     assert run(list(TINY)) == 130
     told = capsys.readouterr()
-    assert (told.out, told.err.splitlines()[0]) == ("", "error[R710]: interrupted")
+    assert (told.out, told.err.strip().splitlines()[0]) == ("", "error[R710]: interrupted")
 
 
 def test_an_error_chooses_its_own_exit_code_and_may_have_no_hint(

@@ -230,6 +230,7 @@ def test_the_surface_is_pinned() -> None:
     verbs = {name: getattr(import_module(module), attribute) for name, (module, attribute, _) in _VERBS.items()}
     assert {name: options_of(verb) for name, verb in verbs.items()} == {
         "evaluate": {
+            "runs",
             "-o",
             "--out",
             "--calibration",
