@@ -33,7 +33,7 @@ M_DEVICE, M_HOST = "M101", "M102"
 KEPT = 100
 _NONE, _FULL = RECOMPUTES.index("none"), RECOMPUTES.index("full")
 # Layouts whose time is evaluated together: small, so that the first blocks soon bound the rest.
-TIMED_LAYOUTS = 60_000
+TIMED_LAYOUTS = 200_000
 # Layouts with `layers=N` that are evaluated together: no axis is shared among them.
 _LAYER_CHOICES = 100_000
 _RECOMPUTE_AXIS, _OFFLOAD_AXIS = 2, 4
@@ -174,15 +174,19 @@ class _Search:
         if len(some):
             kept = rows.keep(some)
             least = StepTimeModel(self.setting, kept.plain()).least_step_s().reshape(len(some), -1).min(axis=1)
-            order = np.argsort(least)
-            parts = min(max(1, len(order) * rows.layouts_per_row // TIMED_LAYOUTS), len(order))
+            self._keep(kept, least, memory.least_peak_bytes()[some])
+
+    def _keep(self, rows: Rows, least_step_s: np.ndarray, least_peak_bytes: np.ndarray) -> None:
+        """Rows to be timed, in parts of one schedule with their bounds, the fastest first."""
+        order = np.argsort(least_step_s)
+        for code in np.unique(rows.schedule):
+            same = order[rows.schedule[order] == code]
+            parts = min(max(1, len(same) * rows.layouts_per_row // TIMED_LAYOUTS), len(same))
             self.fitting += [
                 _Fitting(
-                    rows=kept.keep(which),
-                    least_step_s=least[which],
-                    least_peak_bytes=memory.least_peak_bytes()[some][which],
+                    rows=rows.keep(which), least_step_s=least_step_s[which], least_peak_bytes=least_peak_bytes[which]
                 )
-                for which in np.array_split(order, parts)
+                for which in np.array_split(same, parts)
             ]
 
     def _valid(self, block: Layouts) -> np.ndarray:
@@ -206,9 +210,10 @@ class _Search:
         if not open_.any():
             return
         block = part.rows.keep(open_).block()
-        fits = self._fits(block)
+        memory = MemoryModel(self.setting, block)
+        fits = self._fits(block, memory)
         step = np.broadcast_to(StepTimeModel(self.setting, block).step_s(), block.shape)
-        peak = np.broadcast_to(MemoryModel(self.setting, block).peak_bytes(), block.shape)
+        peak = np.broadcast_to(memory.peak_bytes(), block.shape)
         self.timed += block.size
         if self.space.layer_bounds:
             self._note_layers(block, fits, step)
@@ -241,24 +246,25 @@ class _Search:
 
     def _some_layers(self, fewest: int, most: int) -> None:
         """Evaluate what was noted, as far as it can still enter the best."""
-        for layouts, bound in self.fewest:
-            self._offer_fewest(layouts.take(np.flatnonzero(bound <= self.best.limit_s)), fewest, most)
-        for layouts, bound in self.every:
-            self._offer_every(layouts.take(np.flatnonzero(bound <= self.best.limit_s)), fewest, most)
+        self._offer_fewest(self._still_open(self.fewest), fewest, most)
+        self._offer_every(self._still_open(self.every), fewest, most)
 
-    def _offer_every(self, full: Layouts, fewest: int, most: int) -> None:
+    def _still_open(self, noted: list[tuple[Layouts, np.ndarray]]) -> Layouts | None:
+        """Of noted layouts those whose bound does not yet rule them out."""
+        open_ = [layouts.take(np.flatnonzero(bound <= self.best.limit_s)) for layouts, bound in noted]
+        return Layouts.joined(open_) if any(layouts.size for layouts in open_) else None
+
+    def _offer_every(self, full: Layouts | None, fewest: int, most: int) -> None:
         """Each `layers=N` of these layouts."""
+        if full is None:
+            return
         counts = np.maximum(np.minimum(self._layers_below(full), most) - fewest + 1, 0)
         self.layer_choices += int(counts.sum())
         for part in np.array_split(np.arange(len(counts)), int(counts.sum()) // _LAYER_CHOICES + 1):
             which = np.repeat(part, counts[part])
-            if not len(which):
-                continue
             starts = np.repeat(np.cumsum(counts[part]) - counts[part], counts[part])
             some = replace(full.take(which), recompute_layers=np.arange(len(which)) - starts + fewest)
-            fitting = np.flatnonzero(self._fits(some))
-            if len(fitting):
-                self._offer_layouts(some.take(fitting))
+            self._offer_layouts(some.take(np.flatnonzero(self._fits(some))))
 
     def _layers_below(self, layouts: Layouts) -> np.ndarray:
         """The most layers that `layers=N` can mean: all of a virtual stage is `full`."""
@@ -266,30 +272,35 @@ class _Search:
         return slots // (layouts.pp * layouts.vpp) - 1
 
     def _offer_layouts(self, layouts: Layouts) -> None:
+        if not layouts.size:
+            return
         step = np.broadcast_to(StepTimeModel(self.setting, layouts).step_s(), layouts.shape)
         peak = np.broadcast_to(MemoryModel(self.setting, layouts).peak_bytes(), layouts.shape)
         self.best.offer(layouts, step, peak)
         self.front.offer(layouts, step, peak)
 
-    def _offer_fewest(self, full: Layouts, fewest: int, most: int) -> None:
+    def _offer_fewest(self, full: Layouts | None, fewest: int, most: int) -> None:
         """Bisect the smallest `layers=N` that fits, for many layouts at once."""
+        if full is None:
+            return
         high = np.minimum(self._layers_below(full), most)
         self.layer_choices += int(np.maximum(high - fewest + 1, 0).sum())
         can = np.flatnonzero(high >= fewest)
         full, high = full.take(can), high[can]
+        can = np.flatnonzero(self._fits(replace(full, recompute_layers=high)))
+        full, high = full.take(can), high[can]
         low = np.full_like(high, fewest)
-        can = np.flatnonzero(self._fits(replace(full, recompute_layers=high))) if len(high) else can
-        full, low, high = full.take(can), low[can], high[can]
-        while len(high) and (low < high).any():
+        while (low < high).any():
             middle = (low + high) // 2
             fine = self._fits(replace(full, recompute_layers=middle))
             low, high = np.where(fine, low, middle + 1), np.where(fine, middle, high)
-        if len(high):
-            self._offer_layouts(replace(full, recompute_layers=high))
+        self._offer_layouts(replace(full, recompute_layers=high))
 
-    def _fits(self, block: Layouts) -> np.ndarray:
+    def _fits(self, block: Layouts, memory: MemoryModel | None = None) -> np.ndarray:
         """Which layouts keep the choice rules and fit device and host, in the full shape."""
-        memory = MemoryModel(self.setting, block)
+        if not block.size:
+            return np.zeros(block.shape, dtype=bool)
+        memory = memory or MemoryModel(self.setting, block)
         fits = memory.fits(self.limit_bytes) & memory.fits_host(self.host_limit_bytes)
         return np.broadcast_to(fits & (first_violations(self.setting, block, CHOICE_RULES) < 0), block.shape)
 

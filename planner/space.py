@@ -28,7 +28,7 @@ MOST_SHORT = 3
 # Rows that are filtered by the rules together.
 _MOST_ROWS = 100_000
 # Layouts in a block: large enough that NumPy's call overhead vanishes, small enough to stay in cache and memory.
-BLOCK_LAYOUTS = 400_000
+BLOCK_LAYOUTS = 800_000
 
 _ROW_NAMES = (
     "tp", "sp", "cp", "cp_kind", "ep", "pp", "dp", "schedule", "vpp", "short_first", "short_last", "micro_batch",
@@ -99,13 +99,15 @@ class Rows:
         return _block(self.columns, self.choices, self.recompute_layers)
 
     def parts(self) -> Iterator[Rows]:
-        """The rows in parts of bounded size and one schedule each, whose closed form then runs once."""
+        """The rows in parts of a bounded number of layouts."""
         step = max(1, BLOCK_LAYOUTS // self.layouts_per_row)
-        schedule = self.columns[:, _ROW_NAMES.index("schedule")]
-        for code in np.unique(schedule):
-            which = np.flatnonzero(schedule == code)
-            for start in range(0, len(which), step):
-                yield self.keep(which[start : start + step])
+        for start in range(0, len(self.columns), step):
+            yield replace(self, columns=self.columns[start : start + step])
+
+    @property
+    def schedule(self) -> np.ndarray:
+        """Code of each row's schedule: rows of one schedule are timed together, by one closed form."""
+        return self.columns[:, _ROW_NAMES.index("schedule")]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -8,6 +8,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+import planner.space as space_module
 from cost_models.layout import Layout
 from cost_models.model import ModelSpec
 from cost_models.rules import RULES, first_violations, violation
@@ -160,9 +161,11 @@ def test_some_layers_are_a_choice_unless_recomputation_is_fixed(
     assert Space(setting=setting_of(), bounds=parse_bounds(fix, most)).layer_bounds == expected
 
 
-def test_parts_hold_one_schedule_each_and_all_rows() -> None:
+def test_parts_hold_all_rows_in_order_and_a_bounded_number_of_layouts(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(space_module, "BLOCK_LAYOUTS", 1000)
     space = Space(setting=setting_of(), bounds=Bounds())
     for rows in space.rows(space.meshes()):
         parts = list(rows.parts())
-        assert sum(len(part.columns) for part in parts) == len(rows.columns)
-        assert all(len(np.unique(part.block().schedule)) == 1 for part in parts)
+        assert np.array_equal(np.concatenate([part.columns for part in parts]), rows.columns)
+        assert all(part.block().size <= 1000 or len(part.columns) == 1 for part in parts)
+        assert [int(code) for code in rows.schedule] == rows.block().schedule.reshape(-1).tolist()
