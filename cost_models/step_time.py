@@ -105,7 +105,9 @@ class StepTimeModel:
         comm = {name: m * pick([t.comm_s[name] for t in times]) for name in DIMENSIONS}
         waited = m * pick([t.gather.forward_s + t.gather.backward_s for t in times])
         comm["dp"] = waited + tail.gradients_s + tail.parameters_s + run.norm_s
-        comm["pp"] = np.zeros_like(run.longest_s)
+        # What the pipeline waits for its links, apart from what it would wait if they took no time.
+        bubble = np.minimum(self._fill_s(times, linked=False), run.fill_s)
+        comm["pp"] = run.fill_s - bubble
         computing = m * pick([t.compute_s + slow * t.gather.hidden_s for t in times]) + tail.update_s + tail.slowed_s
         host = m * pick([t.dispatch_s + t.offload_s for t in times]) + tail.swap_s + self._fit.step_overhead_s
         return TimeEstimate(
@@ -115,7 +117,7 @@ class StepTimeModel:
             optimizer_s=tail.update_s,
             communication_s=comm,
             hidden_communication_s=m * pick([t.hidden_s + t.gather.hidden_s for t in times]) + tail.hidden_s,
-            bubble_s=run.fill_s,
+            bubble_s=bubble,
             free_s=host,
             hardware_flops=m * self._parts.flops() / self._x.pp,
         )
@@ -168,10 +170,13 @@ class StepTimeModel:
         moved = elements * each / host if host else np.full_like(elements, np.inf)
         return update, np.where(self._x.swap_optimizer == 1, np.maximum(moved - update, 0.0), 0.0)
 
-    def _fill_s(self, times: tuple[StageTime, ...]) -> Column:
+    def _fill_s(self, times: tuple[StageTime, ...], *, linked: bool = True) -> Column:
         """Seconds that the slowest rank waits while a micro batch fills or drains the pipeline.
 
         It passes every rank once, so the fill takes the mean of the ranks' times and not the slowest.
+
+        Args:
+            linked: sends between ranks take the time of their links; without it, none.
         """
         x = self._x
         weights = [np.where(held.stage.exists, held.stage.count, 0) / x.pp for held in self._held]
@@ -188,7 +193,7 @@ class StepTimeModel:
             mean(t.forward_s for t in times),
             mean(t.input_grad_s for t in times),
             mean(t.weight_grad_s for t in times),
-            np.where(x.pp > 1, p2p, 0.0),
+            np.where(x.pp > 1, p2p, 0.0) * linked,
         )
 
 

@@ -399,6 +399,17 @@ def test_gpipe_s_bubble_is_h_of_m_plus_h() -> None:
     assert (time.bubble_s / work).item() == pytest.approx(7 / 16, rel=0.03)
 
 
+@pytest.mark.parametrize("schedule", ["gpipe", "1f1b"])
+def test_links_make_the_pipeline_s_communication_and_leave_its_bubble(schedule: str) -> None:
+    layout = Layout(pp=8, schedule=schedule, accumulation=16)
+    model = replace(find_model("llama2-7b"), n_layers=64)
+    slow = setting_of(model, 8, batch=16)
+    times = [one(setting, layout).time for setting in (slow, with_links(slow, 1e3))]
+    assert times[0].bubble_s.item() == pytest.approx(times[1].bubble_s.item())
+    assert times[0].communication_s["pp"].item() > 2 * times[1].communication_s["pp"].item() > 0
+    assert one(setting_of(n_devices=4), Layout(dp=4, accumulation=32)).time.communication_s["pp"].item() == 0
+
+
 # --- what hides ---
 
 
