@@ -49,7 +49,7 @@ def collective_lines(kind: str, span: GroupSpan, cluster: ClusterSpec, algorithm
     """
     if kind not in KINDS:
         raise TitanPlanError("C611", f"unknown collective {kind!r}", f"one of {', '.join(KINDS)}")
-    name = _algorithm_name(cluster, algorithm)
+    name = algorithm_name(cluster, algorithm)
     far_from = cluster.devices_per_node
     levels = tuple(
         Level(tier, blocks, far=not 0 < tier.devices <= far_from)
@@ -82,7 +82,7 @@ def _cheapest(named: list[tuple[str, Cost]]) -> tuple[Line, ...]:
     return tuple(kept)
 
 
-def _algorithm_name(cluster: ClusterSpec, algorithm: str) -> str:
+def algorithm_name(cluster: ClusterSpec, algorithm: str) -> str:
     """Return the library's spelling of a forced algorithm."""
     if algorithm == "auto":
         return algorithm

@@ -45,10 +45,10 @@ class Prediction:
     host_bytes_per_node: Column
 
 
-def predict(setting: Setting, layouts: Layouts, algorithm: str = "auto") -> Prediction:
+def predict(setting: Setting, layouts: Layouts) -> Prediction:
     """Memory and time of valid layouts. What invalid layouts would take is not defined: filter by the rules first."""
     memory = MemoryModel(setting, layouts).estimate()
-    time = StepTimeModel(setting, layouts, algorithm).estimate()
+    time = StepTimeModel(setting, layouts).estimate()
     step = np.broadcast_to(time.step_s, layouts.shape)
     spread = math.exp(_EIGHTY_PERCENT * setting.calibration.time_sigma)
     peak_flops = peak_flops_per_device(setting)

@@ -18,7 +18,10 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Setting:
-    """What is trained, on what, by which program, with which constants."""
+    """What is trained, on what, by which program, with which constants.
+
+    `algorithm`: the collective algorithm forced between nodes, as HCCL_ALGO does; `auto` leaves it to the library.
+    """
 
     model: ModelSpec
     workload: Workload
@@ -26,6 +29,7 @@ class Setting:
     stack: Stack
     calibration: Calibration
     n_devices: int
+    algorithm: str = "auto"
 
     def operator_table(self, layouts: Layouts) -> OperatorTable:
         """The operators of these layouts on this device."""

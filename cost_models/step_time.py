@@ -73,12 +73,12 @@ class TimeEstimate:
 class StepTimeModel:
     """Step time of layouts under one setting."""
 
-    def __init__(self, setting: Setting, layouts: Layouts, algorithm: str = "auto") -> None:
+    def __init__(self, setting: Setting, layouts: Layouts) -> None:
         self._s = setting
         self._x = layouts
         self._fit = setting.calibration
         self._groups = Groups.of(layouts)
-        self._clock = CollectiveClock(setting.cluster, algorithm, setting.n_devices)
+        self._clock = CollectiveClock(setting.cluster, setting.algorithm, setting.n_devices)
         self._parts = PartCosts(setting, layouts, self._groups, self._clock)
         self._traffic = DataTraffic(setting, layouts, self._groups, self._clock)
         self._timer = StageTimer(setting, layouts, self._parts, self._traffic)

@@ -78,6 +78,7 @@ def inputs_object(question: Question) -> dict[str, Any]:
         "hbm_margin_bytes": question.margin_bytes,
         "fix": fixed,
         "max": most,
+        "comm_algorithm": setting.algorithm,
         "stack": setting.stack.name,
         "calibration": setting.calibration.name,
         "calibration_provenance": setting.calibration.provenance,

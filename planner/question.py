@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from cost_models.calibration import calibration_of, load_calibration
 from cost_models.catalog import find_cluster, find_model
+from cost_models.collectives import algorithm_name
 from cost_models.errors import TitanPlanError
 from cost_models.setting import Setting
 from cost_models.stack import TITAN
@@ -61,6 +62,7 @@ def ask(
     precision: str | None = None,
     optimizer: str = "adamw",
     calibration: str | None = None,
+    comm_algorithm: str = "auto",
     bounds: Bounds | None = None,
     hbm_margin: str = DEFAULT_MARGIN,
     tokens: str | None = None,
@@ -91,7 +93,13 @@ def ask(
     constants = load_calibration(Path(calibration)) if calibration else calibration_of(where.device.name)
     return Question(
         setting=Setting(
-            model=spec, workload=workload, cluster=where, stack=TITAN, calibration=constants, n_devices=npus
+            model=spec,
+            workload=workload,
+            cluster=where,
+            stack=TITAN,
+            calibration=constants,
+            n_devices=npus,
+            algorithm=algorithm_name(where, comm_algorithm),
         ),
         bounds=bounds or Bounds(),
         model_name=model,

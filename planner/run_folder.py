@@ -82,7 +82,7 @@ def best_config(answer: Answer) -> str:
         model=question.setting.model,
         workload=question.setting.workload,
         layout=plan.layout,
-        communication=CommunicationOptions(),
+        communication=CommunicationOptions(comm_algorithm=question.setting.algorithm),
         cluster=question.setting.cluster.name,
         plan=_summary(plan, answer),
     )

@@ -80,6 +80,7 @@ def _version(ctx: click.Context, _param: click.Parameter, wanted: bool) -> None:
 @click.option(
     "--hbm-margin", default="5%", show_default=True, help="Device memory to leave free: 2GiB, 5%; a bare number is GiB."
 )
+@click.option("--comm-algorithm", default="auto", show_default=True, help="Collectives between nodes: ring, NHR, ...")
 @click.option("--calibration", help="YAML of fitted constants.  [default: shipped for the device]")
 @click.option("--top", type=click.IntRange(min=1), default=5, show_default=True, help="Plans to show.")
 @click.option("--out", help="Folder for the files.  [default: titan_runs/DATE-MODEL-NPUS]")

@@ -32,6 +32,7 @@ def run_search(options: dict[str, Any]) -> None:
         precision=options["precision"],
         optimizer=options["optimizer"],
         calibration=options["calibration"],
+        comm_algorithm=options["comm_algorithm"],
         bounds=parse_bounds(options["fix"], options["most"]),
         hbm_margin=options["hbm_margin"],
         tokens=options["tokens"],

@@ -7,6 +7,8 @@ from pathlib import Path
 import pytest
 
 from cost_models.errors import TitanPlanError
+from cost_models.layout import Layout, Layouts
+from cost_models.prediction import predict
 from planner.bounds import parse_bounds
 from planner.question import Question, ask, default_global_batch
 
@@ -106,3 +108,22 @@ def test_a_calibration_file_goes_before_the_shipped_one() -> None:
     asked: Question = ask(model="tiny", npus=8, calibration=str(shipped))
     assert asked.setting.calibration != ask(model="tiny", npus=8).setting.calibration
     assert asked.setting.calibration.name in shipped.read_text(encoding="utf-8")
+
+
+def test_a_forced_algorithm_is_spelled_as_its_library_does_and_an_unknown_one_is_refused() -> None:
+    assert ask(model="tiny", npus=16, comm_algorithm="nhr").setting.algorithm == "NHR"
+    assert ask(model="tiny", npus=16).setting.algorithm == "auto"
+    with pytest.raises(TitanPlanError) as error:
+        ask(model="tiny", npus=8, comm_algorithm="tree")
+    assert error.value.code == "T309"
+    assert "NHR" in error.value.hint
+
+
+def test_forcing_an_algorithm_is_never_faster_than_the_library_s_choice() -> None:
+    layouts = Layouts.of([Layout(tp=8, sp=True, dp=8, dp_shard=8, zero=zero, accumulation=4) for zero in (1, 2, 3)])
+    steps = {
+        name: predict(ask(model="llama2-7b", npus=64, comm_algorithm=name).setting, layouts).step_time_s
+        for name in ("auto", "ring", "NHR", "NB")
+    }
+    assert all((steps["auto"] <= steps[name] * (1 + 1e-9)).all() for name in steps)
+    assert (steps["ring"] != steps["auto"]).any()
