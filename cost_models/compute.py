@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from cost_models.calibration import Calibration
     from cost_models.cluster import DeviceSpec
     from cost_models.layout import Column
-    from cost_models.operators import Gemm, Operator
+    from cost_models.operator_values import Gemm, Operator
     from cost_models.stack import Stack
     from cost_models.workload import Workload
 

@@ -15,7 +15,7 @@ from cost_models.stage_memory import FULL, SELECTIVE
 if TYPE_CHECKING:
     from cost_models.groups import CollectiveClock, Groups
     from cost_models.layout import Column, Layouts
-    from cost_models.operators import Operator
+    from cost_models.operator_values import Operator
     from cost_models.setting import Setting
 
 DIMENSIONS = ("tp", "cp", "ep")

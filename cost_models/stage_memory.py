@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from cost_models.layout import Column, Layouts
-    from cost_models.operators import Operator, Saved
+    from cost_models.operator_values import Operator, Saved
     from cost_models.setting import Setting
 
 SELECTIVE, FULL = RECOMPUTES.index("selective"), RECOMPUTES.index("full")

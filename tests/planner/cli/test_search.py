@@ -224,8 +224,8 @@ def test_the_surface_is_pinned() -> None:
     """Options may be added; one that goes, or changes its name, breaks somebody's script."""
     assert options_of(cli) == {
         "--model", "--npus", "--cluster", "--seq-len", "--global-batch", "--precision", "--optimizer", "--tokens",
-        "--comm-algorithm", "--fix", "--max", "--hbm-margin", "--calibration", "--top", "--out", "--json", "-q", "--quiet",
-        "--color", "--version",
+        "--comm-algorithm", "--fix", "--max", "--hbm-margin", "--calibration", "--top", "--out", "--json", "-q",
+        "--quiet", "--color", "--version",
     }  # fmt: skip
     verbs = {name: getattr(import_module(module), attribute) for name, (module, attribute, _) in _VERBS.items()}
     assert {name: options_of(verb) for name, verb in verbs.items()} == {
