@@ -57,7 +57,7 @@ def vocabulary(s: Setting, x: Layouts) -> Column:
 def layers(s: Setting, x: Layouts) -> Column:
     stages, slots = x.pp * x.vpp, s.model.n_layers + x.short_first + x.short_last
     each = slots // stages
-    return (slots % stages == 0) & (each > x.short_first) & (each > x.short_last)
+    return (slots % stages == 0) & (each >= x.short_first) & (each >= x.short_last)
 
 
 def layers_reason(s: Setting, x: Layout) -> str:
@@ -67,8 +67,19 @@ def layers_reason(s: Setting, x: Layout) -> str:
     slots = s.model.n_layers + x.short_first + x.short_last
     return (
         f"{s.model.n_layers} layers, first stage {x.short_first} and last stage {x.short_last} short, need {slots} "
-        f"places, which do not split over pp {x.pp} x vpp {x.vpp} = {stages} stages of at least one layer"
+        f"places, which do not split over pp {x.pp} x vpp {x.vpp} = {stages} stages of at least as many"
     )
+
+
+def no_empty_stage(s: Setting, x: Layouts) -> Column:
+    stages, slots = x.pp * x.vpp, s.model.n_layers + x.short_first + x.short_last
+    each = slots // stages
+    return (slots % stages != 0) | ((each > x.short_first) & (each > x.short_last))
+
+
+def no_empty_stage_reason(s: Setting, x: Layout) -> str:
+    layers = x.stage_layers(s.model.n_layers)
+    return f"stages of {layers[0]} to {max(layers)} to {layers[-1]} layers: first or last would hold none"
 
 
 def experts(s: Setting, x: Layouts) -> Column:

@@ -221,6 +221,17 @@ RULES: tuple[Rule, ...] = (
         source="Megatron-Core; Llama 3 (arXiv:2407.21783, section 3.3.2) keeps one layer less in first and last stage",
     ),
     Rule(
+        code="S408",
+        title="every virtual stage has a layer",
+        holds=checks.no_empty_stage,
+        reason=checks.no_empty_stage_reason,
+        explanation="A stage of the trainer holds at least one layer; Megatron also runs stages with the embedding or "
+        "the head alone.",
+        example="126 layers over pp 16 x vpp 8 with both ends one layer short",
+        source="torchtitan generate_llm_fqn_per_model_part: every stage at least one layer",
+        trainer_only=True,
+    ),
+    Rule(
         code="S402",
         title="short stages belong to a pipeline",
         holds=checks.short_needs_pp,

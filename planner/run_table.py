@@ -48,7 +48,7 @@ if TYPE_CHECKING:
 _READ = (
     "model hidden layers heads kv_heads head_dim ffn vocab seq moe_experts moe_topk moe_ffn gated_mlp tied_embeddings "
     "hardware n_devices devices_per_node tp sp pp vpp dp cp cp_kind ep zero_stage_or_distopt schedule micro_batch "
-    "accumulation global_batch recompute precision flash_attention other_flags notes device "
+    "accumulation global_batch recompute precision flash_attention other_flags notes outcome device "
     "inter_node_gb_per_s_per_device stack memory_quantity activation_offload swap_optimizer reduce_gradients placement "
     "dp_shard zero short_first short_last optimizer"
 )

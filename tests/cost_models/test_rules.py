@@ -64,7 +64,12 @@ def stages_by_hand(n_layers: int, x: Layout) -> list[int] | None:
 
 def layers_fit(s: Setting, x: Layout) -> bool:
     layers = stages_by_hand(s.model.n_layers, x)
-    return layers is not None and min(layers) >= 1
+    return layers is not None and min(layers) >= 0
+
+
+def no_stage_is_empty(s: Setting, x: Layout) -> bool:
+    layers = stages_by_hand(s.model.n_layers, x)
+    return layers is None or min(layers) >= 1
 
 
 def schedule_fits(_: Setting, x: Layout) -> bool:
@@ -142,6 +147,7 @@ STATEMENTS: dict[str, Statement] = {
     "D212": lambda _, x: x.zero == 0 or x.dp_shard > 1 or x.cp > 1,
     "S401": schedule_fits,
     "S407": stages_fit,
+    "S408": no_stage_is_empty,
     "S402": lambda _, x: x.pp > 1 or x.short_first == x.short_last == 0,
     "S403": recompute_fits,
     "B501": lambda s, x: x.micro_batch * x.accumulation * x.dp == s.workload.global_batch,
@@ -236,8 +242,8 @@ BREAKS: list[tuple[str, Setting, Layout, list[str]]] = [
     ("T310", LLAMA, replace(SOUND, dp=2), ["4", "32", "64"]),
     ("D201", LLAMA, replace(SOUND, pp=3), ["80", "3"]),
     ("D201", LLAMA, replace(SOUND, short_first=1), ["80", "81", "4"]),
-    ("D201", setting_of("tiny", 4), Layout(pp=4, schedule="1f1b", short_first=2, short_last=2), ["4", "8", "2"]),
-    ("D201", setting_of("tiny", 3), Layout(pp=3, schedule="1f1b", short_last=2), ["4", "6", "3"]),
+    ("S408", setting_of("tiny", 4), Layout(pp=4, schedule="1f1b", short_first=2, short_last=2), ["0", "2"]),
+    ("S408", setting_of("tiny", 3), Layout(pp=3, schedule="1f1b", short_last=2), ["2", "0"]),
     ("D202", LLAMA, replace(SOUND, tp=6), ["64", "6"]),
     ("D203", LLAMA, replace(SOUND, tp=16), ["8", "16"]),
     ("D204", setting_of("llama2-7b"), replace(SOUND, tp=3), ["11008", "3"]),
