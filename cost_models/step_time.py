@@ -17,6 +17,7 @@ from cost_models.groups import CollectiveClock, Groups
 from cost_models.parameters import telling_stages
 from cost_models.part_cost import DIMENSIONS, PartCosts
 from cost_models.pipeline import bubble_s
+from cost_models.schedules import ZB_V, ZERO_BUBBLE
 from cost_models.stage_memory import ModelParts, StageMemory, boundary_bytes, first_with
 from cost_models.stage_time import StageTime, StageTimer
 
@@ -25,6 +26,8 @@ if TYPE_CHECKING:
 
     from cost_models.layout import Column, Layouts
     from cost_models.setting import Setting
+
+_PHASES = ("forward_s", "input_grad_s", "weight_grad_s")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -94,8 +97,10 @@ class StepTimeModel:
     def least_step_s(self) -> Column:
         """A time that no choice of ZeRO, recomputation or swap on these rows stays under: each only adds to it."""
         times = tuple(self._timer.time(held) for held in self._held)
-        longest = reduce(np.maximum, (self._work_s(h, t) for h, t in zip(self._held, times, strict=True)))
-        return longest + self._fill_s(times) + self._fit.step_overhead_s
+        own, common = self._fills_s(times)
+        works = (self._work_s(h, t) + fill for h, t, fill in zip(self._held, times, own, strict=True))
+        longest = reduce(np.maximum, works)
+        return longest + common + self._fit.step_overhead_s
 
     def estimate(self) -> TimeEstimate:
         """Step time and where it goes."""
@@ -106,8 +111,9 @@ class StepTimeModel:
         waited = m * pick([t.gather.forward_s + t.gather.backward_s for t in times])
         comm["dp"] = waited + tail.gradients_s + tail.parameters_s + run.norm_s
         # What the pipeline waits for its links, apart from what it would wait if they took no time.
-        bubble = np.minimum(self._fill_s(times, linked=False), run.fill_s)
-        comm["pp"] = run.fill_s - bubble
+        fill, dry = (pick(list(own)) + common for own, common in (run.fills_s, self._fills_s(times, linked=False)))
+        bubble = np.minimum(dry, fill)
+        comm["pp"] = fill - bubble
         computing = m * pick([t.compute_s + slow * t.gather.hidden_s for t in times]) + tail.update_s + tail.slowed_s
         host = m * pick([t.dispatch_s + t.offload_s for t in times]) + tail.swap_s + self._fit.step_overhead_s
         return TimeEstimate(
@@ -126,19 +132,21 @@ class StepTimeModel:
         """The telling ranks, each with its work and what follows it; the step ends with the last of them."""
         times = tuple(self._timer.time(held) for held in self._held)
         tails = tuple(self._tail(held, time) for held, time in zip(self._held, times, strict=True))
+        own, common = self._fills_s(times)
         ends = [
-            self._work_s(held, time) + tail.total_s for held, time, tail in zip(self._held, times, tails, strict=True)
+            self._work_s(held, time) + fill + tail.total_s
+            for held, time, fill, tail in zip(self._held, times, own, tails, strict=True)
         ]
-        longest, fill = reduce(np.maximum, ends), self._fill_s(times)
+        longest = reduce(np.maximum, ends)
         norm = self._clock.seconds("all_reduce", self._groups.world, np.asarray(4.0))
         return _Run(
             times=times,
             tails=tails,
             ends_s=ends,
             longest_s=longest,
-            fill_s=fill,
+            fills_s=(own, common),
             norm_s=norm,
-            step_s=longest + (fill + (norm + self._fit.step_overhead_s)),
+            step_s=longest + (common + (norm + self._fit.step_overhead_s)),
         )
 
     def _work_s(self, held: StageMemory, time: StageTime) -> Column:
@@ -170,31 +178,36 @@ class StepTimeModel:
         moved = elements * each / host if host else np.full_like(elements, np.inf)
         return update, np.where(self._x.swap_optimizer == 1, np.maximum(moved - update, 0.0), 0.0)
 
-    def _fill_s(self, times: tuple[StageTime, ...], *, linked: bool = True) -> Column:
-        """Seconds that the slowest rank waits while a micro batch fills or drains the pipeline.
+    def _fills_s(self, times: tuple[StageTime, ...], *, linked: bool = True) -> tuple[tuple[Column, ...], Column]:
+        """Seconds that a rank waits while a micro batch fills or drains the pipeline: each rank's own, and all ranks'.
 
-        It passes every rank once, so the fill takes the mean of the ranks' times and not the slowest.
+        A micro batch passes every rank once, so the fill takes the mean of the ranks' times. Not so where backward is
+        split: weight gradients there fill what others leave idle, and only a rank's own times say how much. Taken
+        apart from its work, such a fill could grow by more than the work shrinks when something gets faster.
 
         Args:
             linked: sends between ranks take the time of their links; without it, none.
         """
         x = self._x
+        split = (x.schedule == ZERO_BUBBLE) | (x.schedule == ZB_V)
         weights = [np.where(held.stage.exists, held.stage.count, 0) / x.pp for held in self._held]
+        p2p = self._clock.seconds("send_recv", self._groups.pp, boundary_bytes(self._s, x))
+        link = np.where(x.pp > 1, p2p, 0.0) * linked
 
         def mean(seconds: Iterable[Column]) -> Column:
             return reduce(np.add, (weight * each for weight, each in zip(weights, seconds, strict=True)))
 
-        p2p = self._clock.seconds("send_recv", self._groups.pp, boundary_bytes(self._s, x))
-        return bubble_s(
-            x.schedule,
-            x.pp,
-            x.vpp,
-            x.accumulation,
-            mean(t.forward_s for t in times),
-            mean(t.input_grad_s for t in times),
-            mean(t.weight_grad_s for t in times),
-            np.where(x.pp > 1, p2p, 0.0) * linked,
+        def fill(forward_s: Column, input_grad_s: Column, weight_grad_s: Column) -> Column:
+            return bubble_s(x.schedule, x.pp, x.vpp, x.accumulation, forward_s, input_grad_s, weight_grad_s, link)
+
+        own = tuple(
+            np.where(split, fill(t.forward_s, t.input_grad_s, t.weight_grad_s), 0.0) if split.any() else np.asarray(0.0)
+            for t in times
         )
+        if split.all():
+            return own, np.asarray(0.0)
+        shared = fill(*(mean(getattr(t, name) for t in times) for name in _PHASES))
+        return own, np.where(split, 0.0, shared)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -203,7 +216,7 @@ class _Run:
     tails: tuple[Tail, ...]
     ends_s: list[Column]
     longest_s: Column
-    fill_s: Column
+    fills_s: tuple[tuple[Column, ...], Column]
     norm_s: Column
     step_s: Column
 
