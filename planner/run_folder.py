@@ -1,4 +1,4 @@
-"""The run folder: the best plan's config.yaml, plans.csv, rejected.csv, report.json; each whole or not at all."""
+"""The run folder: config.yaml and launch.sh of the best plan, and the tables; each file whole or not at all."""
 
 from __future__ import annotations
 
@@ -19,6 +19,7 @@ from planner.answer_json import answer_object, inputs_object, tool_name
 from planner.search import M_DEVICE, M_HOST
 from reports.plan_tables import Rejection, plans_csv, rejected_csv
 from runtime.config import CommunicationOptions, PlanSummary, TrainConfig, config_text
+from runtime.launch_script import launch_script
 
 if TYPE_CHECKING:
     from cost_models.layout import Layout
@@ -59,26 +60,28 @@ def write_run(answer: Answer, folder: Path) -> dict[str, str]:
     texts["rejected"] = rejected_csv(rejections(answer))
     names = {"plans": "plans.csv", "rejected": "rejected.csv", "report": "report.json"}
     if answer.plans:
-        names["config"] = "config.yaml"
-        texts["config"] = best_config(answer)
+        names |= {"config": "config.yaml", "launch": "launch.sh"}
+        config = best_config(answer)
+        texts |= {"config": config_text(config), "launch": launch_script(config, answer.question.setting.cluster)}
     files |= {kind: str(folder / name) for kind, name in names.items()}
     texts["report"] = json.dumps(answer_object(answer, files), indent=2, allow_nan=False) + "\n"
     try:
         folder.mkdir(parents=True, exist_ok=True)
         _write_all({folder / name: texts[kind] for kind, name in names.items()})
         if not answer.plans:
-            # A config of an earlier search in this folder would pass for this one's.
-            (folder / "config.yaml").unlink(missing_ok=True)
+            # Those of an earlier search in this folder would pass for this one's.
+            for name in ("config.yaml", "launch.sh"):
+                (folder / name).unlink(missing_ok=True)
     except (OSError, ValueError) as error:
         what = getattr(error, "strerror", None) or str(error)
         raise TitanPlanError("C603", f"cannot write {folder}: {what}", "name another folder with --out") from error
     return files
 
 
-def best_config(answer: Answer) -> str:
-    """config.yaml of the best plan."""
+def best_config(answer: Answer) -> TrainConfig:
+    """The best plan as what the trainer reads."""
     question, plan = answer.question, answer.plans[0]
-    config = TrainConfig(
+    return TrainConfig(
         model=question.setting.model,
         workload=question.setting.workload,
         layout=plan.layout,
@@ -86,7 +89,6 @@ def best_config(answer: Answer) -> str:
         cluster=question.setting.cluster.name,
         plan=_summary(plan, answer),
     )
-    return config_text(config)
 
 
 def rejections(answer: Answer) -> list[Rejection]:

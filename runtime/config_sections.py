@@ -106,6 +106,7 @@ class DatasetSection(_Section):
     name: Text = "demo"
     path: Text = ""
     tokenizer: Text = ""
+    text_key: Text = "text"
 
 
 class CheckpointSection(_Section):

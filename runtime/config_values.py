@@ -20,14 +20,16 @@ class DatasetOptions:
     """Where tokens come from.
 
     Attributes:
-        name: `demo` is built in and deterministic.
-        path: file or folder of the data; empty for a built-in one.
-        tokenizer: file or folder of the tokenizer; empty where the data holds tokens.
+        name: `demo` is built in and deterministic; else a file or folder, or a data set of the Hugging Face Hub.
+        path: file or folder of the data; where it is given, the name is only a label.
+        tokenizer: file or folder of the tokenizer; empty or `bytes` for the built-in one.
+        text_key: key of a JSON line, or column of a table, that holds the text.
     """
 
     name: str = "demo"
     path: str = ""
     tokenizer: str = ""
+    text_key: str = "text"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -11,7 +11,7 @@ from .config_model import model_section
 from .config_stages import stage_list
 
 if TYPE_CHECKING:
-    from .config_values import PlanSummary, TrainConfig
+    from .config_values import DatasetOptions, PlanSummary, TrainConfig
 
 _HEAD: Final = """\
 # One training run, for the trainer. lr, warm-up, steps and dataset are placeholders: the planner does not choose them.
@@ -49,13 +49,18 @@ def _training(config: TrainConfig) -> dict[str, object]:
             "epochs": options.epochs,
             "optimizer": workload.optimizer,
             "seed": options.seed,
-            "dataset": {key: value for key, value in asdict(options.dataset).items() if value or key == "name"},
+            "dataset": _dataset(options.dataset),
             "output_dir": options.output_dir,
             "checkpoint": asdict(options.checkpoint),
             "dropout": workload.dropout or None,
             "causal": None if workload.causal else False,
         }
     )
+
+
+def _dataset(options: DatasetOptions) -> dict[str, object]:
+    default = asdict(type(options)())
+    return {key: value for key, value in asdict(options).items() if value != default[key] or key == "name"}
 
 
 def _distributed(config: TrainConfig) -> dict[str, object]:

@@ -10,6 +10,7 @@ import click
 # Verb -> module, attribute, and the line that `--help` shows without importing it.
 _VERBS = {
     "evaluate": ("planner.cli.evaluate", "evaluate", "Predict given layouts from a CSV of runs."),
+    "launch": ("planner.cli.launch", "launch", "Start a plan, or show what each node must run."),
     "models": ("planner.cli.models", "models", "List the models of the catalogue."),
     "clusters": ("planner.cli.clusters", "clusters", "List the clusters of the catalogue, or draw one."),
     "explain": ("planner.cli.explain", "explain", "Explain a code such as D201: the rule, an example, its source."),
@@ -84,6 +85,7 @@ def _version(ctx: click.Context, _param: click.Parameter, wanted: bool) -> None:
 @click.option("--calibration", help="YAML of fitted constants.  [default: shipped for the device]")
 @click.option("--top", type=click.IntRange(min=1), default=5, show_default=True, help="Plans to show.")
 @click.option("--out", help="Folder for the files.  [default: titan_runs/DATE-MODEL-NPUS]")
+@click.option("--launch", is_flag=True, help="Start the best plan on this machine once it is written.")
 @click.option("--json", "as_json", is_flag=True, help="One JSON object on stdout, nothing else there.")
 @click.option("-q", "--quiet", is_flag=True, help="No progress, no notes.")
 @click.option("--color", type=click.Choice(["auto", "always", "never"]), default="auto", show_default=True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -45,14 +46,24 @@ def run_search(options: dict[str, Any]) -> None:
     else:
         found = _with_progress(lambda progress: answer(question, progress), options["color"])
     files = write_run(found, folder or default_folder(found))
-    if options["as_json"]:
-        click.echo(json.dumps(answer_object(found, files), allow_nan=False))
-    else:
+    if not options["as_json"]:
         from planner.cli.answer_text import print_answer
 
         print_answer(found, files, color=options["color"])
+    # With --json the one object is printed when all is done; a refused launch then prints its error instead.
+    launched = _launch(files, options) if options["launch"] and found.plans else {}
+    if options["as_json"]:
+        click.echo(json.dumps({**answer_object(found, files), **launched}, allow_nan=False))
     if not found.plans:
         raise click.exceptions.Exit(1)
+
+
+def _launch(files: dict[str, str], options: dict[str, Any]) -> dict[str, object]:
+    from planner.cli.launch import launch_plan
+
+    sys.stdout.flush()  # the plan is to be read while the run goes on
+    told = launch_plan(files["folder"], files["config"], as_json=options["as_json"], quiet=options["quiet"])
+    return {"launch": told}
 
 
 def _with_progress(search: Callable[[Callable[[int, int], None]], Answer], color: str) -> Answer:

@@ -23,7 +23,7 @@ from planner.question import ask
 from planner.run_folder import check_folder, default_folder, rejections, write_run
 from runtime.config import load_config
 
-FILES = ["config.yaml", "plans.csv", "rejected.csv", "report.json"]
+FILES = ["config.yaml", "launch.sh", "plans.csv", "rejected.csv", "report.json"]
 
 
 @cache
@@ -73,7 +73,7 @@ def test_report_is_the_json_answer(tmp_path: Path) -> None:
     report = json.loads(Path(files["report"]).read_text(encoding="utf-8"))
     assert report == json.loads(json.dumps(answer_object(answered(), files)))
     assert {kind: Path(path).exists() for kind, path in files.items()} == dict.fromkeys(files, True)
-    assert set(files) == {"folder", "plans", "rejected", "report", "config"}
+    assert set(files) == {"folder", "plans", "rejected", "report", "config", "launch"}
 
 
 def test_plans_csv_has_the_numbers_of_the_report(tmp_path: Path) -> None:

@@ -411,7 +411,7 @@ def test_what_is_written_is_read_back_equal(case: tuple[ModelSpec, Layout], data
                 max_steps=counts,
                 epochs=st.none() | counts,
                 seed=counts,
-                dataset=st.builds(DatasetOptions, name=names, path=names, tokenizer=names),
+                dataset=st.builds(DatasetOptions, name=names, path=names, tokenizer=names, text_key=names),
                 output_dir=names,
                 checkpoint=st.builds(CheckpointOptions, interval=st.integers(0, 99), keep=counts),
             )

@@ -1,0 +1,14 @@
+"""The kinds of device that ranks run on, and the communication backend of each."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+BACKENDS: Final[Mapping[str, str]] = {"npu": "hccl", "cuda": "nccl", "cpu": "gloo"}
+"""Kind of device -> the backend of torch.distributed that serves it."""
+
+KIND_OF_VENDOR: Final[Mapping[str, str]] = {"ascend": "npu", "nvidia": "cuda", "cpu": "cpu"}
+"""Vendor of a cluster's device -> kind."""

@@ -1,0 +1,159 @@
+"""One optimizer step of this rank: micro batches through the model, gradients together, the update."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import torch
+import torch.distributed as dist
+
+from .gradients import clip_factor, scale_gradients, squared_norm, sum_partial
+from .loss_scale import LossScale
+from .optimizers import Optimizer
+from .tied import TiedEmbedding, marked_copies
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from .assembly import Assembly
+    from .config_values import TrainConfig
+    from .device import TrainDevice
+
+BALANCE = 0.01
+"""Factor of the balance loss of routed experts, as Mixtral and Switch (arXiv:2101.03961, section 2.2) take it."""
+_BIAS_SPEED = 0.001
+"""By how much a router's bias moves a step (arXiv:2412.19437, section 4.2)."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepResult:
+    """What one step found out, equal on all ranks.
+
+    Attributes:
+        loss: mean over the tokens of the global batch.
+        grad_norm: of all gradients before clipping, loss scale taken out.
+        skipped: gradients overflowed in fp16; weights are as before.
+        bad_rank: lowest rank whose own loss is not finite; None where all are.
+    """
+
+    loss: float
+    grad_norm: float
+    skipped: bool
+    bad_rank: int | None = None
+
+
+class Engine:
+    """Model chunks, gradients and optimizer of this rank."""
+
+    def __init__(self, config: TrainConfig, assembly: Assembly, device: TrainDevice) -> None:
+        self._config, self._assembly, self._device = config, assembly, device
+        layout, groups = config.layout, assembly.groups
+        trainables = assembly.trainables
+        apart = config.model.tied_embeddings and layout.pp > 1
+        self.trainables = marked_copies(trainables) if apart else trainables
+        ends = groups.ends() if apart and groups is not None and layout.schedule != "zb-v" else None
+        self._tied = TiedEmbedding(self.trainables, ends) if apart else None
+        self.optimizer = Optimizer(
+            self.trainables, config.workload.optimizer, config.training.lr, device, swap=layout.swap_optimizer
+        )
+        self.loss_scale = LossScale.of(config.workload.precision, config.numerics.loss_scale)
+        self._tp = groups.tp if groups else None
+
+    def step(self, sequences: Tensor, lr: float) -> StepResult:
+        """Train on one global batch.
+
+        Args:
+            sequences: (accumulation, micro batch, seq_len + 1) integers of this dp rank.
+        """
+        scale = self.loss_scale.scale
+        self._set_scales(scale)
+        for chunk in self._assembly.chunks:
+            chunk.data.begin_step()
+        loss = self._forward_backward(*self._cut(sequences))
+        for chunk in self._assembly.chunks:
+            chunk.data.finish()
+        sum_partial(self.trainables, self._tp)
+        if self._tied is not None:
+            self._tied.sum_gradients()
+        found, norm, bad_rank = self._together(loss, scale)
+        if bad_rank is not None and self.loss_scale.exhausted:
+            return StepResult(loss=found, grad_norm=norm, skipped=True, bad_rank=bad_rank)
+        overflow = not math.isfinite(norm)
+        self.loss_scale.update(overflow=overflow)
+        if not overflow:
+            scale_gradients(self.trainables, clip_factor(norm, self._config.numerics.gradient_clip) / scale)
+            self.optimizer.step(lr)
+            for chunk in self._assembly.chunks:
+                chunk.data.publish()
+            self._move_router_biases()
+        return StepResult(loss=found, grad_norm=norm, skipped=overflow)
+
+    def _set_scales(self, loss_scale: float) -> None:
+        workload = self._config.workload
+        scale = self._assembly.scale
+        scale.token = loss_scale / workload.tokens
+        if self._config.model.moe is not None:
+            scale.balance = BALANCE * loss_scale / workload.global_batch
+
+    def _cut(self, sequences: Tensor) -> tuple[Tensor, Tensor]:
+        """Tokens and labels of this rank, (micro batches, tokens), sequence first in the tokens."""
+        x = sequences.to(self._device.torch_device, non_blocking=True)
+        at = self._assembly.positions.to(x.device)
+        tokens, labels = x[..., at], x[..., at + 1]
+        return tokens.transpose(1, 2).flatten(1), labels.transpose(1, 2).flatten(1)
+
+    def _forward_backward(self, tokens: Tensor, labels: Tensor) -> Tensor:
+        """Scaled loss of what this rank saw; 0 on ranks without the last stage."""
+        if self._assembly.pipeline is not None:
+            found = self._assembly.pipeline.run(tokens, labels)
+            return torch.zeros((), device=tokens.device) if found is None else found
+        (chunk,) = self._assembly.chunks
+        total = torch.zeros((), device=tokens.device)
+        for place in range(tokens.shape[0]):
+            loss = chunk.module(tokens[place : place + 1], labels[place : place + 1])
+            chunk.data.before_backward(last=place + 1 == tokens.shape[0])
+            loss.backward()
+            total += loss.detach()
+        return total
+
+    def _together(self, loss: Tensor, scale: float) -> tuple[float, float, int | None]:
+        """Loss and norm over all ranks in one message, and who has a loss that is not finite."""
+        squared = squared_norm(self.trainables, loss.device)
+        both = torch.stack((loss / self._config.layout.tp, squared))
+        if self._assembly.groups is not None:
+            dist.all_reduce(both)
+        total, square = both.tolist()
+        bad = None if math.isfinite(total) else self._lowest_bad(loss)
+        return total / scale, math.sqrt(square) / scale if square >= 0 else math.nan, bad
+
+    def _lowest_bad(self, loss: Tensor) -> int:
+        rank = self._assembly.groups.rank if self._assembly.groups else 0
+        world = self._config.layout.devices
+        found = torch.tensor(rank if not bool(loss.isfinite()) else world, device=loss.device)
+        if self._assembly.groups is not None:
+            dist.all_reduce(found, dist.ReduceOp.MIN)
+        return int(found) if int(found) < world else 0
+
+    def _move_router_biases(self) -> None:
+        """Experts with less than their share become likelier (DeepSeek-V3, arXiv:2412.19437, section 2.1.2)."""
+        moe = self._config.model.moe
+        if moe is None or not moe.router_bias:
+            return
+        for chunk in self._assembly.chunks:
+            for layer in chunk.module.layers.values():
+                move_bias(layer, self._assembly, _BIAS_SPEED)
+
+
+def move_bias(layer: torch.nn.Module, assembly: Assembly, speed: float) -> None:
+    """One layer's router, if it has one: its load is summed over dp, the sign of what is missing moves the bias."""
+    from .models.moe import SparseMlp
+
+    if not isinstance(layer.mlp, SparseMlp) or layer.mlp.router.bias is None or not layer.mlp.load.numel():
+        return
+    load = layer.mlp.load
+    if assembly.groups is not None and assembly.groups.dp is not None:
+        dist.all_reduce(load, group=assembly.groups.dp)
+    layer.mlp.router.bias += speed * (load.mean() - load).sign()
+    layer.mlp.load = torch.zeros(0)

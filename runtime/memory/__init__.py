@@ -1,0 +1,1 @@
+"""What saves device memory: recomputation, offloaded activations, swapped optimizer state."""

@@ -1,0 +1,92 @@
+"""Activations that wait for backward in host memory, copied while the device computes.
+
+Two layers are on the device at a time: the one in use and the one on its way (forward: out, backward: in).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from .host import to_device, to_host
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from runtime.device import TrainDevice
+
+SMALLEST_BYTES = 64 * 1024
+"""Smaller tensors (statistics, token numbers) cost more to move than to keep."""
+
+
+@dataclass(slots=True, eq=False)
+class _Moved:
+    """One tensor on the host, and on the device while it is on its way in."""
+
+    host: Tensor
+    visit: _Visit
+    device: Tensor | None = None
+
+
+@dataclass(slots=True, eq=False)
+class _Visit:
+    """One forward of one layer: what it left, and the visit before it, which backward needs next."""
+
+    before: _Visit | None
+    moved: list[_Moved] = field(default_factory=list)
+
+
+class HostStore:
+    """The offloaded activations of one model chunk.
+
+    Args:
+        device: gives streams and pinned memory; on a CPU everything is a plain copy.
+        smallest_bytes: smaller tensors stay.
+    """
+
+    def __init__(self, device: TrainDevice, smallest_bytes: int = SMALLEST_BYTES) -> None:
+        self._device, self._smallest = device, smallest_bytes
+        self._out, self._in = device.new_stream(), device.new_stream()
+        self._visit = _Visit(None)
+        # A tensor must live until its copy has left; those of the layer before last have by now.
+        self._leaving: tuple[list[Tensor], list[Tensor]] = ([], [])
+
+    def begin_layer(self, *, first: bool) -> None:
+        """Forward enters a layer; the `first` of a chunk has nothing before it that backward would want early."""
+        if self._leaving[0]:
+            self._device.wait_stream(self._device.current_stream(), self._out)
+        self._leaving = (self._leaving[1], [])
+        self._visit = _Visit(None if first else self._visit)
+
+    def put(self, x: Tensor) -> object:
+        """Start the copy to the host; small tensors and weights stay."""
+        if x.numel() * x.element_size() < self._smallest or (x.is_leaf and x.requires_grad):
+            return x
+        self._device.wait_stream(self._out, self._device.current_stream())
+        with self._device.stream_context(self._out):
+            moved = _Moved(to_host(x.detach(), self._device), self._visit)
+        self._leaving[1].append(x.detach())
+        self._visit.moved.append(moved)
+        return moved
+
+    def get(self, kept: object) -> Tensor:
+        """The tensor on the device; what the layer before left starts on its way."""
+        assert isinstance(kept, _Moved)  # noqa: S101 - `put` made it
+        self._leaving = ([], [])
+        self._fetch(kept)
+        self._device.wait_stream(self._device.current_stream(), self._in)
+        found, kept.device = kept.device, None
+        assert found is not None  # noqa: S101 - just fetched
+        before = kept.visit.before
+        if before is not None:
+            for other in before.moved:
+                self._fetch(other)
+            before.moved = []
+        return found
+
+    def _fetch(self, moved: _Moved) -> None:
+        if moved.device is not None:
+            return
+        self._device.wait_stream(self._in, self._out)
+        with self._device.stream_context(self._in):
+            moved.device = to_device(moved.host, self._device)

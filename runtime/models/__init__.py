@@ -1,0 +1,1 @@
+"""The decoder family that the trainer trains, and its lean operators."""

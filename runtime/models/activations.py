@@ -1,0 +1,78 @@
+"""The activation between an MLP's projections: keeps what it read, and computes the rest again in backward."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import torch
+import torch.nn.functional as F  # noqa: N812
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from torch import Tensor
+
+
+def gated(gate: Tensor, up: Tensor, weights: Tensor | None = None) -> Tensor:
+    """silu(gate) * up (Shazeer 2020, arXiv:2002.05202), each row times its weight where weights (rows,) are given."""
+    out: Tensor = _Gated.apply(gate, up, weights)  # type: ignore[no-untyped-call]
+    return out
+
+
+def plain(up: Tensor, weights: Tensor | None = None) -> Tensor:
+    """gelu(up) in its tanh form, as GPT-2 has it; rows times their weights where given."""
+    out: Tensor = _Plain.apply(up, weights)  # type: ignore[no-untyped-call]
+    return out
+
+
+class _Gated(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, gate: Tensor, up: Tensor, weights: Tensor | None) -> Tensor:  # noqa: ANN401
+        ctx.save_for_backward(gate, up, weights)
+        return _weighted(F.silu(gate).mul_(up), weights)
+
+    @staticmethod
+    def backward(ctx: Any, g: Tensor) -> tuple[Tensor, Tensor, Tensor | None]:  # noqa: ANN401
+        gate, up, weights = ctx.saved_tensors
+        activated = F.silu(gate)
+        row_gradient = None if weights is None else _row_gradient(g, activated * up, weights)
+        g = g if weights is None else g * weights[:, None]
+        up_gradient = activated.mul_(g)
+        return torch.ops.aten.silu_backward(g * up, gate), up_gradient, row_gradient
+
+
+class _Plain(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, up: Tensor, weights: Tensor | None) -> Tensor:  # noqa: ANN401
+        ctx.save_for_backward(up, weights)
+        return _weighted(F.gelu(up, approximate="tanh"), weights)
+
+    @staticmethod
+    def backward(ctx: Any, g: Tensor) -> tuple[Tensor, Tensor | None]:  # noqa: ANN401
+        up, weights = ctx.saved_tensors
+        row_gradient = None
+        if weights is not None:
+            row_gradient = _row_gradient(g, F.gelu(up, approximate="tanh"), weights)
+            g = g * weights[:, None]
+        return torch.ops.aten.gelu_backward(g, up, approximate="tanh"), row_gradient
+
+
+def _weighted(rows: Tensor, weights: Tensor | None) -> Tensor:
+    return rows if weights is None else rows.mul_(weights[:, None])
+
+
+def _row_gradient(g: Tensor, rows: Tensor, weights: Tensor) -> Tensor:
+    return (g.float() * rows).sum(-1).to(weights.dtype)
+
+
+def again(output: Tensor) -> Callable[[], Tensor]:
+    """How to make an activation's output again from what its backward keeps."""
+    node = output.grad_fn
+    return lambda: _again(node)
+
+
+def _again(node: Any) -> Tensor:  # noqa: ANN401 - a node of autograd has no public type
+    *read, weights = node.saved_tensors
+    if len(read) == 2:  # noqa: PLR2004 - gate and up
+        return _weighted(F.silu(read[0]).mul_(read[1]), weights)
+    return _weighted(F.gelu(read[0], approximate="tanh"), weights)

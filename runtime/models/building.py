@@ -1,0 +1,78 @@
+"""What the parts of a model are built with: groups, shapes, and the scale of this step's loss."""
+
+from __future__ import annotations
+
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from runtime.parallel.context import ContextParallel
+from runtime.parallel.tensor import TensorParallel
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    import torch.distributed as dist
+    from torch import Tensor
+
+    from runtime.memory.offload import HostStore
+
+    from .attention_kernels import AttentionKernel
+    from .rotary import RotaryTable
+
+
+@dataclass(slots=True, eq=False)
+class StepScale:
+    """Factors that change from step to step.
+
+    Attributes:
+        token: of a token's loss: loss scale / tokens of the global batch.
+        balance: of a sequence's balance loss in one layer, loss scale included.
+        recomputing: a forward runs for the second time, in backward.
+    """
+
+    token: float = 1.0
+    balance: float = 0.0
+    recomputing: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Build:
+    """What the parts of one model chunk share.
+
+    Attributes:
+        micro_batch: sequences of a micro batch; rows of token tensors count them fastest.
+        ep, ep_size: ranks that share out the experts; 1: experts are cut over tp.
+        sequence: ranks that share out the tokens of a sequence; None for one rank.
+        host: where activations are offloaded to; None to keep them.
+        selective: outputs of norms and activations are made again in backward.
+        slopes: ALiBi's slope of each head of this rank.
+    """
+
+    tp: TensorParallel = field(default_factory=TensorParallel)
+    cp: ContextParallel = field(default_factory=ContextParallel)
+    ep: dist.ProcessGroup | None = None
+    ep_size: int = 1
+    sequence: dist.ProcessGroup | None = None
+    micro_batch: int = 1
+    kernel: AttentionKernel | None = None
+    scale: StepScale = field(default_factory=StepScale)
+    host: HostStore | None = None
+    selective: bool = False
+    rotary: RotaryTable | None = None
+    positions: Tensor | None = None
+    slopes: Tensor | None = None
+
+    @property
+    def alone(self) -> TensorParallel:
+        """For a layer whose weight is whole on each rank and that reads own tokens."""
+        return TensorParallel(gradients=self.tp.gradients)
+
+    @contextmanager
+    def recomputing(self) -> Iterator[None]:
+        """Around a forward that runs for the second time."""
+        self.scale.recomputing = True
+        try:
+            yield
+        finally:
+            self.scale.recomputing = False

@@ -1,0 +1,84 @@
+"""Norms that keep their input and one statistic a row, and no copy in full precision."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import torch
+import torch.nn.functional as F  # noqa: N812
+from torch import nn
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from torch import Tensor
+
+EPSILON = 1e-5
+
+
+class Norm(nn.Module):
+    """RMSNorm or LayerNorm of the last axis."""
+
+    def __init__(self, width: int, kind: str = "rmsnorm", epsilon: float = EPSILON) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.empty(width))
+        self.bias = nn.Parameter(torch.empty(width)) if kind == "layernorm" else None
+        self.epsilon = epsilon
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Shape (..., width) to the same."""
+        if self.bias is not None:
+            return F.layer_norm(x, self.weight.shape, self.weight, self.bias, self.epsilon)
+        out: Tensor = _RmsNorm.apply(x, self.weight, self.epsilon)  # type: ignore[no-untyped-call]
+        return out
+
+
+class _RmsNorm(torch.autograd.Function):
+    """y = x * rstd * weight, rstd = 1 / sqrt(mean(x^2) + epsilon), as in Zhang and Sennrich 2019 (arXiv:1910.07467)."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, weight: Tensor, epsilon: float) -> Tensor:  # noqa: ANN401
+        rstd = inverse_rms(x, epsilon)
+        ctx.save_for_backward(x, rstd, weight)
+        return scaled(x, rstd, weight)
+
+    @staticmethod
+    def backward(ctx: Any, g: Tensor) -> tuple[Tensor, Tensor, None]:  # noqa: ANN401
+        x, rstd, weight = ctx.saved_tensors
+        normed = x * rstd if x.dtype == torch.float32 else x.float() * rstd
+        wide = g if g.dtype == torch.float32 else g.float()
+        product = wide * normed
+        weight_gradient = product.reshape(-1, x.shape[-1]).sum(0)
+        inner = wide * weight
+        # d/dx of x * rstd: rstd * (g w - normed * mean(g w normed)).
+        mean = (product * weight).mean(-1, keepdim=True)
+        dx = inner.addcmul_(normed, mean, value=-1.0).mul_(rstd)
+        return dx.to(x.dtype), weight_gradient.to(weight.dtype), None
+
+
+def inverse_rms(x: Tensor, epsilon: float) -> Tensor:
+    """1 / sqrt(mean(x^2) + epsilon) of each row in full precision, shape (..., 1)."""
+    norm = torch.linalg.vector_norm(x, dim=-1, keepdim=True, dtype=torch.float32)
+    return norm.square_().div_(x.shape[-1]).add_(epsilon).rsqrt_()
+
+
+def scaled(x: Tensor, rstd: Tensor, weight: Tensor) -> Tensor:
+    """The output of RMSNorm from its input and statistic, in the dtype of the input."""
+    if x.dtype == torch.float32:
+        return (x * rstd).mul_(weight)
+    return x.float().mul_(rstd).mul_(weight).to(x.dtype)
+
+
+def again(output: Tensor) -> Callable[[], Tensor]:
+    """How to make an RMSNorm's or LayerNorm's output again from what its backward keeps."""
+    node = output.grad_fn
+    return lambda: _again(node)
+
+
+def _again(node: Any) -> Tensor:  # noqa: ANN401 - a node of autograd has no public type
+    if hasattr(node, "saved_tensors"):
+        x, rstd, weight = node.saved_tensors
+        return scaled(x, rstd, weight)
+    x, mean, rstd = node._saved_input, node._saved_result1, node._saved_result2  # noqa: SLF001
+    normed = (x.float() - mean) * rstd * node._saved_weight + node._saved_bias  # noqa: SLF001
+    return normed.to(x.dtype)

@@ -1,0 +1,58 @@
+"""Rotary position embedding (Su et al. 2021, arXiv:2104.09864): linear, so backward turns back and keeps nothing."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+THETA = 10000.0
+
+
+class RotaryTable:
+    """Cosines and sines of the positions that this rank holds.
+
+    Args:
+        positions: (tokens of a sequence on this rank,), absolute.
+        width: rotated width of a head, even.
+    """
+
+    def __init__(self, positions: Tensor, width: int, theta: float = THETA) -> None:
+        exponents = torch.arange(0, width, 2, device=positions.device, dtype=torch.float64) / width
+        angles = positions.double()[:, None] * theta**-exponents
+        # (sequence, 1 micro batch, 1 head, width / 2)
+        self.cos = angles.cos().float()[:, None, None, :]
+        self.sin = angles.sin().float()[:, None, None, :]
+
+
+def rotate(x: Tensor, table: RotaryTable) -> Tensor:
+    """Turn the halves of each head against each other, as Llama's weights on Hugging Face are laid out.
+
+    Args:
+        x: (sequence, micro batch, heads, width).
+    """
+    out: Tensor = _Rotate.apply(x, table)  # type: ignore[no-untyped-call]
+    return out
+
+
+class _Rotate(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, table: RotaryTable) -> Tensor:  # noqa: ANN401
+        ctx.table = table
+        return _turned(x, table.cos, table.sin)
+
+    @staticmethod
+    def backward(ctx: Any, g: Tensor) -> tuple[Tensor, None]:  # noqa: ANN401
+        return _turned(g, ctx.table.cos, -ctx.table.sin), None
+
+
+def _turned(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    first, second = x.float().chunk(2, -1)
+    out = x.new_empty(x.shape)
+    half = x.shape[-1] // 2
+    out[..., :half] = first * cos - second * sin
+    out[..., half:] = second * cos + first * sin
+    return out

@@ -1,0 +1,154 @@
+"""The optimizer on this rank's parts, in slices, so that its state can live in host memory and pass through the device."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import nn
+
+from runtime.memory.host import to_device, to_host
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping
+
+    from torch import Tensor
+
+    from runtime.device import TrainDevice
+    from runtime.parallel.trainable import Trainable
+
+BETAS = (0.9, 0.95)
+EPSILON = 1e-8
+WEIGHT_DECAY = 0.1
+MOMENTUM = 0.9
+SWAP_SLICES = 16
+"""As cost_models.stage_memory, after MindSpeed's swap-optimizer-times."""
+
+
+class Optimizer:
+    """AdamW, Adam or SGD with momentum over `trainables`.
+
+    Args:
+        kind: `adamw`, `adam` or `sgd`.
+        swap: state lives on the host; slice by slice it comes, is used and goes, two slices on the device at a time.
+    """
+
+    def __init__(self, trainables: Iterable[Trainable], kind: str, lr: float, device: TrainDevice, *, swap: bool) -> None:
+        self._parts = [(t, nn.Parameter(t.weight)) for t in trainables if t.weight.numel()]
+        for trainable, part in self._parts:
+            part.data = trainable.weight  # nn.Parameter made an alias; the memory must be the very same
+        slices = _sliced(self._parts, SWAP_SLICES if swap else 1)
+        self._slices = [_made(kind, slice_, lr) for slice_ in slices]
+        self._host = _HostState(device) if swap else None
+        self.names = {id(part): t.name for t, part in self._parts}
+
+    def step(self, lr: float) -> None:
+        """Update all weights with their gradients."""
+        for trainable, part in self._parts:
+            part.grad = trainable.gradient()
+        if self._host is not None:
+            self._host.step(self._slices, lr)
+        else:
+            for optimizer in self._slices:
+                _run(optimizer, lr)
+        for _, part in self._parts:
+            part.grad = None
+
+    def state(self) -> dict[str, dict[str, Tensor]]:
+        """State tensors of each parameter's part by name, where they live; empty before the first step."""
+        found: dict[str, dict[str, Tensor]] = {}
+        for optimizer in self._slices:
+            for part, values in optimizer.state.items():
+                found[self.names[id(part)]] = {k: v for k, v in values.items() if isinstance(v, torch.Tensor)}
+        return found
+
+    def load(self, states: Mapping[str, Mapping[str, Tensor]]) -> None:
+        """Replace the state; a part without an entry starts afresh."""
+        for optimizer in self._slices:
+            for group in optimizer.param_groups:
+                for part in group["params"]:
+                    given = states.get(self.names[id(part)])
+                    if given:
+                        optimizer.state[part] = dict(given)
+        if self._host is not None:
+            self._host.adopt(self._slices)
+
+
+def _sliced(parts: list[Any], slices: int) -> list[list[Any]]:
+    """Parts in order, cut into slices of about equal bytes."""
+    total = sum(part.numel() for _, part in parts)
+    out: list[list[Any]] = [[] for _ in range(slices)]
+    before = 0
+    for pair in parts:
+        out[min(before * slices // max(total, 1), slices - 1)].append(pair)
+        before += pair[1].numel()
+    return [slice_ for slice_ in out if slice_] or [[]]
+
+
+def _made(kind: str, pairs: list[tuple[Trainable, nn.Parameter]], lr: float) -> torch.optim.Optimizer:
+    groups: list[dict[str, Any]] = [
+        {"params": [p for t, p in pairs if t.role.decayed], "weight_decay": WEIGHT_DECAY},
+        {"params": [p for t, p in pairs if not t.role.decayed], "weight_decay": 0.0},
+    ]
+    groups = [group for group in groups if group["params"]] or [{"params": [nn.Parameter(torch.zeros(0))]}]
+    if kind == "sgd":
+        return torch.optim.SGD(groups, lr=lr, momentum=MOMENTUM)
+    if kind == "adam":
+        return torch.optim.Adam(groups, lr=lr, betas=BETAS, eps=EPSILON, fused=True)
+    return torch.optim.AdamW(groups, lr=lr, betas=BETAS, eps=EPSILON, fused=True)
+
+
+def _run(optimizer: torch.optim.Optimizer, lr: float) -> None:
+    for group in optimizer.param_groups:
+        group["lr"] = lr
+    optimizer.step()
+
+
+class _HostState:
+    """Moves slices' state between host and device."""
+
+    def __init__(self, device: TrainDevice) -> None:
+        self._device = device
+        self._in, self._out = device.new_stream(), device.new_stream()
+
+    def step(self, slices: list[torch.optim.Optimizer], lr: float) -> None:
+        """While one slice is updated the next comes in and the last goes out."""
+        arriving = self._fetch(slices[0])
+        for place, optimizer in enumerate(slices):
+            self._device.wait_stream(self._device.current_stream(), self._in)
+            _adopt(optimizer, arriving)
+            arriving = self._fetch(slices[place + 1]) if place + 1 < len(slices) else {}
+            _run(optimizer, lr)
+            self._send(optimizer)
+        self._device.wait_stream(self._device.current_stream(), self._out)
+
+    def adopt(self, slices: list[torch.optim.Optimizer]) -> None:
+        """State that was loaded goes to the host."""
+        for optimizer in slices:
+            self._send(optimizer)
+        self._device.wait_stream(self._device.current_stream(), self._out)
+
+    def _fetch(self, optimizer: torch.optim.Optimizer) -> dict[Any, dict[str, Any]]:
+        with self._device.stream_context(self._in):
+            return {
+                part: {key: to_device(value, self._device) if _moves(value) else value for key, value in state.items()}
+                for part, state in optimizer.state.items()
+            }
+
+    def _send(self, optimizer: torch.optim.Optimizer) -> None:
+        self._device.wait_stream(self._out, self._device.current_stream())
+        with self._device.stream_context(self._out):
+            for state in optimizer.state.values():
+                for key, value in state.items():
+                    if _moves(value):
+                        state[key] = to_host(value, self._device)
+
+
+def _adopt(optimizer: torch.optim.Optimizer, arriving: dict[Any, dict[str, Any]]) -> None:
+    for part, state in arriving.items():
+        optimizer.state[part] = state
+
+
+def _moves(value: object) -> bool:
+    """Moments move; the step's count is a number, or a tensor of one."""
+    return isinstance(value, torch.Tensor) and value.ndim > 0

@@ -1,0 +1,1 @@
+"""How a layout is executed: one file per dimension."""

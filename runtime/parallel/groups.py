@@ -1,0 +1,132 @@
+"""The process groups of a layout: which ranks form tp, cp, pp, dp and ep, after the placement."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+import torch.distributed as dist
+from torch.distributed.device_mesh import DeviceMesh
+
+if TYPE_CHECKING:
+    from cost_models.layout import Layout
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Coordinates:
+    """Where a rank stands in each dimension."""
+
+    pp: int
+    dp: int
+    cp: int
+    tp: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RankGrid:
+    """Ranks by dimension. Pure arithmetic: a process group is not needed.
+
+    Attributes:
+        ranks: shape (pp, dp, cp, tp), whatever the placement.
+    """
+
+    layout: Layout
+    ranks: np.ndarray
+
+    @classmethod
+    def of(cls, layout: Layout) -> RankGrid:
+        """Ranks count up along tp, cp, then dp and pp in the order of the placement."""
+        x, ranks = layout, np.arange(layout.devices)
+        if x.placement == "tp-cp-dp-pp":
+            return cls(layout=x, ranks=ranks.reshape(x.pp, x.dp, x.cp, x.tp))
+        return cls(layout=x, ranks=ranks.reshape(x.dp, x.pp, x.cp, x.tp).transpose(1, 0, 2, 3))
+
+    def coordinates(self, rank: int) -> Coordinates:
+        """Where a rank stands."""
+        pp, dp, cp, tp = (int(axis[0]) for axis in np.nonzero(self.ranks == rank))
+        return Coordinates(pp=pp, dp=dp, cp=cp, tp=tp)
+
+    def dense(self) -> np.ndarray:
+        """Shape (pp, replicate, shard, tp): the cp ranks hold the same weights, so they shard along."""
+        x = self.layout
+        shard = x.dp_shard if x.zero else 1
+        cp_shard, cp_copies = (x.cp, 1) if x.zero else (1, x.cp)
+        split = self.ranks.reshape(x.pp, x.dp // shard, shard, cp_copies, cp_shard, x.tp)
+        return split.transpose(0, 1, 3, 2, 4, 5).reshape(x.pp, x.dp // shard * cp_copies, shard * cp_shard, x.tp)
+
+    def experts(self) -> np.ndarray:
+        """Shape (pp, replicate, shard, ep): experts take tp ranks first, then cp, then dp."""
+        x = self.layout
+        in_tp = min(x.ep, x.tp)
+        in_cp = min(max(x.ep // x.tp, 1), x.cp)
+        in_dp = max(x.ep // (x.tp * x.cp), 1)
+        shard = max(x.dp_shard // in_dp, 1) if x.zero else 1
+        copies = x.dp // in_dp // shard
+        split = self.ranks.reshape(x.pp, copies, shard, in_dp, x.cp // in_cp, in_cp, x.tp // in_tp, in_tp)
+        # Order: pp, copies | shard over dp, cp, tp | ep over dp, cp, tp (innermost last).
+        ordered = split.transpose(0, 1, 2, 4, 6, 3, 5, 7)
+        left = shard * (x.cp // in_cp) * (x.tp // in_tp)
+        grid = ordered.reshape(x.pp, copies, left, x.ep)
+        return grid if x.zero else grid.reshape(x.pp, copies * left, 1, x.ep)
+
+
+class Groups:
+    """The communicators of this process. Every rank makes all of them, in the same order.
+
+    Args:
+        layout: degrees; their product is the size of the world.
+        device_type: `npu`, `cuda` or `cpu`.
+        experts: whether the model has experts.
+    """
+
+    def __init__(self, layout: Layout, device_type: str, *, experts: bool) -> None:
+        self.layout = layout
+        self.grid = RankGrid.of(layout)
+        self.rank = dist.get_rank()
+        self.at = self.grid.coordinates(self.rank)
+        names = ("pp", "replicate", "shard", "tp")
+        self.dense = DeviceMesh(device_type, self.grid.dense(), mesh_dim_names=names)
+        self.tp = self._of(self.dense, "tp", layout.tp)
+        self.pp = self._of(self.dense, "pp", layout.pp)
+        self.cp = _subgroup(self.grid.ranks.transpose(0, 1, 3, 2).reshape(-1, layout.cp)) if layout.cp > 1 else None
+        self.dp: dist.ProcessGroup | None = None
+        if experts and layout.dp > 1:
+            self.dp = _subgroup(self.grid.ranks.transpose(0, 2, 3, 1).reshape(-1, layout.dp))
+        self.experts = self.dense
+        self.ep: dist.ProcessGroup | None = None
+        if experts and layout.ep > 1:
+            names = ("pp", "replicate", "shard", "ep")
+            self.experts = DeviceMesh(device_type, self.grid.experts(), mesh_dim_names=names)
+            self.ep = self._of(self.experts, "ep", layout.ep)
+        self._sequence: dist.ProcessGroup | None = None
+        if experts and layout.cp > 1 and layout.sp:
+            self._sequence = _subgroup(self.grid.ranks.reshape(-1, layout.cp * layout.tp))
+
+    @staticmethod
+    def _of(mesh: DeviceMesh, name: str, size: int) -> dist.ProcessGroup | None:
+        return mesh.get_group(name) if size > 1 else None
+
+    @property
+    def sequence(self) -> dist.ProcessGroup | None:
+        """Ranks that share out the tokens of a sequence: cp, and tp under sequence parallelism."""
+        if self._sequence is not None:
+            return self._sequence
+        return self.cp if self.layout.cp > 1 else (self.tp if self.layout.sp else None)
+
+    def ends(self) -> dist.ProcessGroup | None:
+        """First and last pipeline rank of this process's pipeline, for a tied embedding; None on the others."""
+        if self.layout.pp == 1:
+            return None
+        pairs = self.grid.ranks[[0, -1]].reshape(2, -1).T
+        return _subgroup(pairs)
+
+
+def _subgroup(rows: np.ndarray) -> dist.ProcessGroup | None:
+    """Make a group of each row; the one that this process is in."""
+    mine: dist.ProcessGroup | None = None
+    for row in rows.tolist():
+        group = dist.new_group(row)
+        if dist.get_rank() in row:
+            mine = group
+    return mine

@@ -1,0 +1,179 @@
+"""ZeRO-0: every data-parallel rank holds all weights; gradients are summed in buckets while backward goes on.
+
+Gradients live in flat full-precision buckets, one message each, filled from the last parameter to the first (Li et al.
+2020, arXiv:2006.15704, section 3.2.3). In low precision the model computes with a copy of its full-precision weights.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.distributed.tensor.placement_types import Replicate, Shard
+
+from .trainable import Trainable, Whole
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable
+
+    from torch import Tensor
+
+    from runtime.models.roles import Role
+
+    from .weight_gradients import WeightGradients
+
+BUCKET_BYTES = 25 * 2**20
+"""DistributedDataParallel's default, 25 MiB."""
+
+
+@dataclass(slots=True, eq=False)
+class _Bucket:
+    group: dist.ProcessGroup | None
+    parameters: list[nn.Parameter] = field(default_factory=list)
+    flat: Tensor | None = None
+    missing: set[int] = field(default_factory=set)
+    work: dist.Work | None = None
+    started: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Copies:
+    """Who holds copies of a parameter: the mesh (replicate, shard, tp or ep) and the group that sums gradients."""
+
+    whole: Callable[[str, nn.Parameter, Role], Whole]
+    group: Callable[[Role], dist.ProcessGroup | None]
+    count: Callable[[Role], int]
+
+
+class Replicated:
+    """One model chunk under ZeRO-0. See `runtime.parallel.data.DataParallel` for the protocol."""
+
+    def __init__(  # noqa: PLR0913
+        self,
+        module: nn.Module,
+        roles: dict[str, Role],
+        copies: Copies,
+        *,
+        dtype: torch.dtype,
+        gradients: WeightGradients,
+        bucket_bytes: int = BUCKET_BYTES,
+        asynchronous: bool = True,
+    ) -> None:
+        self._asynchronous = asynchronous
+        self._last = False
+        self._store = gradients
+        gradients.on_gradient = self._arrived
+        named = [(n, p) for n, p in module.named_parameters() if p.requires_grad]
+        main = {n: p.detach() if p.dtype == dtype else p.detach().clone() for n, p in named}
+        for _, parameter in named:
+            parameter.data = parameter.data.to(dtype)
+        self._views: dict[int, Tensor] = {}
+        self._bucket_of: dict[int, _Bucket] = {}
+        self._buckets = self._fill(((p, roles[n]) for n, p in reversed(named)), copies, bucket_bytes)
+        self._pairs = [(p, main[n]) for n, p in named]
+        self._low = dtype != torch.float32
+        for _, parameter in named:
+            if not self._low:
+                parameter.grad = self._views[id(parameter)]
+            parameter.register_post_accumulate_grad_hook(self._arrived)
+        self.trainables = tuple(
+            Trainable(
+                name=n,
+                role=roles[n],
+                weight=main[n],
+                gradient=lambda p=p: self._views[id(p)],  # type: ignore[misc]
+                copies=copies.count(roles[n]),
+                whole=copies.whole(n, p, roles[n]),
+            )
+            for n, p in named
+        )
+
+    def _fill(
+        self, parameters: Iterable[tuple[nn.Parameter, Role]], copies: Copies, bucket_bytes: int
+    ) -> list[_Bucket]:
+        """Parameters of one group share buckets of about `bucket_bytes`."""
+        open_: dict[bool, _Bucket] = {}
+        buckets: list[_Bucket] = []
+        sizes: dict[int, int] = {}
+        for parameter, role in parameters:
+            bucket = open_.get(role.expert)
+            if bucket is None or sizes[id(bucket)] >= bucket_bytes:
+                bucket = open_[role.expert] = _Bucket(copies.group(role))
+                buckets.append(bucket)
+                sizes[id(bucket)] = 0
+            bucket.parameters.append(parameter)
+            sizes[id(bucket)] += parameter.numel() * 4
+        for bucket in buckets:
+            bucket.flat = torch.zeros(sizes[id(bucket)] // 4, device=bucket.parameters[0].device)
+            at = 0
+            for parameter in bucket.parameters:
+                self._views[id(parameter)] = bucket.flat[at : at + parameter.numel()].view(parameter.shape)
+                self._bucket_of[id(parameter)] = bucket
+                at += parameter.numel()
+        return buckets
+
+    def begin_step(self) -> None:
+        """Forget the last step's gradients."""
+        for bucket in self._buckets:
+            assert bucket.flat is not None  # noqa: S101 - `_fill` made it
+            bucket.flat.zero_()
+            bucket.started, bucket.work = False, None
+
+    def before_backward(self, *, last: bool, split: bool = False) -> None:
+        """A micro batch's backward begins; with `split` weight gradients come later."""
+        self._last = last and self._asynchronous and not split
+        if self._last:
+            for bucket in self._buckets:
+                bucket.missing = {id(p) for p in bucket.parameters}
+
+    def after_weights(self, *, last: bool) -> None:
+        """A micro batch's deferred weight gradients are there; nothing to do before `finish`."""
+
+    def _arrived(self, parameter: nn.Parameter) -> None:
+        if self._low and parameter.grad is not None:
+            self._views[id(parameter)] += parameter.grad
+            parameter.grad = None
+        if not self._last:
+            return
+        bucket = self._bucket_of[id(parameter)]
+        bucket.missing.discard(id(parameter))
+        if not bucket.missing:
+            self._start(bucket)
+
+    def _start(self, bucket: _Bucket) -> None:
+        if bucket.started:
+            return
+        bucket.started = True
+        if bucket.group is not None and bucket.flat is not None:
+            bucket.work = dist.all_reduce(bucket.flat, group=bucket.group, async_op=True)
+
+    def finish(self) -> None:
+        """All gradients of the step are reduced when this returns."""
+        for bucket in self._buckets:
+            self._start(bucket)
+        for bucket in self._buckets:
+            if bucket.work is not None:
+                bucket.work.wait()
+                bucket.work = None
+        self._last = False
+
+    def publish(self) -> None:
+        """The optimizer has updated the full-precision weights."""
+        if self._low:
+            with torch.no_grad():
+                for parameter, main in self._pairs:
+                    parameter.copy_(main)
+
+
+def replicated_whole(
+    parameter: nn.Parameter, role: Role, size: int, mesh: object
+) -> Whole:
+    """The whole of a parameter that is cut over the last axis of a (replicate, shard, tp or ep) mesh alone."""
+    shape = list(parameter.shape)
+    placement = Replicate() if role.cut is None else Shard(role.cut)
+    if role.cut is not None:
+        shape[role.cut] *= size
+    return Whole(shape=tuple(shape), mesh=mesh, placements=(Replicate(), Replicate(), placement))  # type: ignore[arg-type]

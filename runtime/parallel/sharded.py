@@ -1,0 +1,161 @@
+"""ZeRO-1, 2 and 3 by torch's FSDP2: full-precision shards, low-precision weights gathered for use.
+
+ZeRO-1 and 2 gather the updated weights once a step and keep them until the last backward; ZeRO-3 gathers each layer for
+every forward and backward. Gradients are sharded as they are reduced, under ZeRO-1 too: keeping them whole gains nothing.
+Under pipeline or accumulation they are reduced after the last micro batch, or after every one.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, cast
+
+import torch
+from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
+from torch.distributed.tensor.placement_types import Shard
+
+from .torch_private import accumulate_gradients, initialise, local_part, reduce_gradients
+from .trainable import Trainable
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from torch import Tensor, nn
+    from torch.distributed.device_mesh import DeviceMesh
+
+    from runtime.models.decoder import Decoder
+    from runtime.models.roles import Role
+
+    from .trainable import Whole
+    from .weight_gradients import WeightGradients
+
+
+class Sharded:
+    """One model chunk under FSDP2. See `runtime.parallel.data.DataParallel` for the protocol.
+
+    Args:
+        module: parameters in full precision, those of this tp and ep rank.
+        dense, experts: (replicate, shard) meshes.
+        whole: where a sharded parameter lies.
+    """
+
+    def __init__(  # noqa: PLR0913
+        self,
+        module: Decoder,
+        roles: dict[str, Role],
+        *,
+        dense: DeviceMesh,
+        experts: DeviceMesh,
+        zero: int,
+        every: bool,
+        dtype: torch.dtype,
+        whole: Callable[[str, torch.Size, Role, int], Whole],
+        copies: Callable[[Role], int],
+        gradients: WeightGradients,
+        fused: bool = True,
+        asynchronous: bool = True,
+    ) -> None:
+        self._zero, self._every, self._asynchronous = zero, every, asynchronous
+        self._store = gradients
+        self._synced = False
+        shapes = {n: p.shape for n, p in module.named_parameters()}
+        axes: dict[str, int] = {}
+        names = {id(p): n for n, p in module.named_parameters()}
+        policy = MixedPrecisionPolicy(
+            param_dtype=None if dtype == torch.float32 else dtype, reduce_dtype=torch.float32, cast_forward_inputs=False
+        )
+
+        def shard(part: nn.Module, mesh: DeviceMesh, *, reshard: bool) -> None:
+            size = mesh.size(-1)
+
+            def axis(parameter: nn.Parameter) -> Shard:
+                found = shard_axis(parameter.shape, size)
+                axes[names[id(parameter)]] = found
+                return Shard(found)
+
+            usable = mesh if mesh.size(0) > 1 else mesh["shard"]
+            fully_shard(part, mesh=usable, mp_policy=policy, reshard_after_forward=reshard, shard_placement_fn=axis)
+
+        for part, is_expert in _units(module, fused=fused):
+            shard(part, experts if is_expert else dense, reshard=zero == 3)  # noqa: PLR2004
+        shard(module, dense, reshard=False)
+        self._root = cast("FSDPModule", module)
+        for part in module.modules():
+            if isinstance(part, FSDPModule):
+                # Sums, not means: the loss is divided by the tokens of the global batch. gloo has no premultiplied sum.
+                part.set_gradient_divide_factor(1.0)
+                part.set_force_sum_reduction_for_comms(True)
+        initialise(self._root)
+        self._parameters = [(n, p) for n, p in module.named_parameters() if p.requires_grad]
+        self.trainables = tuple(
+            Trainable(
+                name=n,
+                role=roles[n],
+                weight=local_part(p),
+                gradient=lambda p=p: _gradient(p),  # type: ignore[misc]
+                copies=copies(roles[n]),
+                whole=whole(n, shapes[n], roles[n], axes[n]),
+            )
+            for n, p in self._parameters
+        )
+
+    def begin_step(self) -> None:
+        """Forget the last step's gradients."""
+        for _, parameter in self._parameters:
+            parameter.grad = None
+        self._synced = False
+
+    def before_backward(self, *, last: bool, split: bool = False) -> None:
+        """A micro batch's backward begins; with `split` weight gradients come later."""
+        reduces = (last or self._every) and self._asynchronous and not split
+        self._synced = reduces and last
+        root = self._root
+        root.set_is_last_backward(reduces)
+        root.set_requires_gradient_sync(reduces)
+        root.set_reshard_after_backward(self._zero == 3 or (last and not split))  # noqa: PLR2004
+
+    def after_weights(self, *, last: bool) -> None:
+        """A micro batch's deferred weight gradients are there."""
+        if last or self._every:
+            reduce_gradients(self._root)
+            self._synced = last
+        else:
+            accumulate_gradients(self._root)
+
+    def finish(self) -> None:
+        """All gradients of the step are reduced when this returns."""
+        if not self._synced:
+            reduce_gradients(self._root)
+        self._synced = True
+
+    def publish(self) -> None:
+        """The shards are the weights: the next forward gathers them."""
+
+
+def shard_axis(shape: torch.Size, size: int) -> int:
+    """The first axis that splits evenly; the first of all where none does (shards are then padded)."""
+    return next((axis for axis, length in enumerate(shape) if length % size == 0), 0)
+
+
+def _units(module: Decoder, *, fused: bool) -> list[tuple[nn.Module, bool]]:
+    """What is gathered and reduced as one message, inner parts first: experts, layers, embedding, head.
+
+    A tied embedding and the head share a weight, so they stay with the root.
+    """
+    units: list[tuple[nn.Module, bool]] = []
+    for layer in module.layers.values():
+        units += [(part, True) for name, part in layer.named_modules() if name.endswith("experts")]
+        if not fused:
+            units += [(part, False) for part in layer.modules() if _holds_own(part) and part not in dict(units)]
+        units.append((layer, False))
+    tied = module.embedding is not None and module.head is not None and module.head.weight is module.embedding.weight
+    if not tied:
+        units += [(part, False) for part in (module.embedding, module.head) if part is not None]
+    return units
+
+
+def _holds_own(part: nn.Module) -> bool:
+    return next(part.parameters(recurse=False), None) is not None
+
+
+def _gradient(parameter: nn.Parameter) -> Tensor | None:
+    return None if parameter.grad is None else local_part(parameter.grad)
