@@ -15,7 +15,7 @@ from typing import IO, TYPE_CHECKING, Any, Final, Protocol
 from cost_models.errors import TitanPlanError
 
 from .device_environment import safe_environment
-from .device_kinds import BACKENDS
+from .device_kinds import BACKENDS, CHOICE
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -23,7 +23,6 @@ if TYPE_CHECKING:
 
     import torch
 
-CHOICE: Final = "TITAN_PLAN_DEVICE"
 _AFTER_KILL_S: Final = 5.0
 
 

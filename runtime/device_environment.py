@@ -8,6 +8,8 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, NamedTuple
 
+from .device_kinds import CHOICE
+
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
@@ -81,7 +83,11 @@ def child_environment(
         base: the user's environment; what it sets stays.
         logs_prefix: what torchrun puts before each line of a rank.
     """
-    found = {**variables, **safe_environment(base)}
+    # PET_* are torchrun's options by environment, as Kubernetes operators set them; the command says all that counts.
+    own = {name: value for name, value in base.items() if not name.startswith("PET_")}
+    found = {**variables, **safe_environment(own)}
+    if CHOICE in variables:
+        found[CHOICE] = variables[CHOICE]  # an empty one of the user's is no wish, and would leave each rank to look
     # Lines come when they are written, not when a block is full.
     found.setdefault("PYTHONUNBUFFERED", "1")
     if logs_prefix:

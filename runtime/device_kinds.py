@@ -10,5 +10,8 @@ if TYPE_CHECKING:
 BACKENDS: Final[Mapping[str, str]] = {"npu": "hccl", "cuda": "nccl", "cpu": "gloo"}
 """Kind of device -> the backend of torch.distributed that serves it."""
 
+CHOICE: Final = "TITAN_PLAN_DEVICE"
+"""Variable that decides the kind: a user's wish, and what a launch tells its ranks."""
+
 KIND_OF_VENDOR: Final[Mapping[str, str]] = {"ascend": "npu", "nvidia": "cuda", "cpu": "cpu"}
 """Vendor of a cluster's device -> kind."""

@@ -176,6 +176,6 @@ def _namespace(kind: str) -> Any:  # noqa: ANN401 - a module of functions that t
             import_module("torch_npu")
         except Exception as error:  # ImportError, OSError of a missing library, RuntimeError of a driver
             hint = "source set_env.sh of CANN, and install the torch_npu of this torch"
-            message = f"torch_npu cannot be imported: {str(error).splitlines()[0] if str(error) else error!r}"
-            raise TitanPlanError("R722", message, hint, exit_code=3) from error
+            reason = str(error).splitlines()[0] if str(error) else type(error).__name__
+            raise TitanPlanError("R722", f"torch_npu cannot be imported: {reason}", hint, exit_code=3) from error
     return getattr(torch, kind)

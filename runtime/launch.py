@@ -15,9 +15,9 @@ from typing import TYPE_CHECKING, Final, TextIO
 from cost_models.errors import TitanPlanError
 
 from .config import TrainConfig, load_config
-from .device import CHOICE, find_devices, usable_cores
+from .device import find_devices, usable_cores
 from .device_environment import child_environment, training_variables
-from .device_kinds import KIND_OF_VENDOR
+from .device_kinds import CHOICE, KIND_OF_VENDOR
 from .guard import check_layout
 from .launch_command import MODULE, check_port, node_commands, torchrun_command
 from .launch_failure import AGENT_LOG, Failure, find_failure
@@ -115,7 +115,7 @@ def prepare(
     if master_port is not None:
         check_port(master_port)
     path = path.resolve()
-    logs = Path(config.training.output_dir).expanduser() / "logs" / f"{datetime.now():%m%d-%H%M%S}-{os.getpid()}"
+    logs = Path(config.training.output_dir) / "logs" / f"{datetime.now():%m%d-%H%M%S}-{os.getpid()}"
     command = torchrun_command(
         path,
         nproc_per_node=config.world_size,

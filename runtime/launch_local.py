@@ -19,7 +19,7 @@ from cost_models.workload import Workload
 
 from .config import config_text, load_config
 from .config_values import DatasetOptions, TrainConfig, TrainingOptions
-from .device import CHOICE
+from .device_kinds import CHOICE
 from .guard import check_layout
 from .launch import config_file
 from .launch_guard import describe, most_ranks
@@ -102,6 +102,7 @@ def _layout(full: Layout, degrees: dict[str, int], kind: str) -> tuple[Layout, t
     cp_kind = "allgather" if cp_kind == "ring" and kind == "cpu" else cp_kind  # torch's ring has no CPU kernel
     experts_over = tp * cp * (dp_shard if zero else dp)
     vpp = min(2, full.vpp) if pp > 1 else 1
+    short = _short(full, pp * vpp)
     every = full.reduce_gradients == "every" and zero > 1
     layout = Layout(
         tp=tp,
@@ -123,10 +124,16 @@ def _layout(full: Layout, degrees: dict[str, int], kind: str) -> tuple[Layout, t
         swap_optimizer=full.swap_optimizer,
         activation_offload=full.activation_offload,
         placement=full.placement,
-        short_first=min(1, full.short_first) if pp > 1 else 0,
-        short_last=min(1, full.short_last) if pp > 1 else 0,
+        short_first=short[0],
+        short_last=short[1],
     )
     return layout, _lost(full, layout)
+
+
+def _short(full: Layout, stages: int) -> tuple[int, int]:
+    first, last = min(1, full.short_first), min(1, full.short_last)
+    # Two stages that both lack a layer are two whole ones, and a file says it so.
+    return (0, 0) if stages == 1 or (stages == 2 and first == last) else (first, last)
 
 
 def _lost(full: Layout, layout: Layout) -> tuple[str, ...]:

@@ -10,7 +10,7 @@ import sys
 import threading
 import time
 import uuid
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass, field
 from typing import IO, TYPE_CHECKING, Final, TextIO
 
@@ -40,6 +40,7 @@ _STOPPING: Final = b"death signal, shutting down workers"
 
 _TREE: Final = "TITAN_PLAN_LAUNCH"
 _POLL_S: Final = 0.1
+_LOOKS: Final = 3
 _PR_SET_PDEATHSIG: Final = 1
 
 
@@ -83,7 +84,7 @@ class _Stop:
 
 @dataclass(slots=True)
 class _Tree:
-    """A process and all that came of it, found by a mark in their environment wherever they were adopted."""
+    """A process, and its members: all that came of it, found by a mark in their environment whoever adopted them."""
 
     process: subprocess.Popen[bytes]
     mark: str
@@ -96,18 +97,22 @@ class _Tree:
             self.known |= set(psutil.Process(self.process.pid).children(recursive=True))
         for other in psutil.process_iter():
             with suppress(psutil.Error, OSError):
-                if other.pid != os.getpid() and other.environ().get(_TREE) == self.mark:
+                if other.pid not in {os.getpid(), self.process.pid} and other.environ().get(_TREE) == self.mark:
                     self.known.add(other)
         return {member for member in self.known if member.is_running()}  # is_running sees through reused ids
 
     def kill(self) -> None:
-        """End all of it, twice over: between looking and killing one may have forked."""
+        """End all of it. Looks several times: one may have forked meanwhile, and one that just starts has no mark yet."""
         import psutil
 
-        for _ in range(2):
-            for member in self.members():
+        self.process.kill()
+        for _ in range(_LOOKS):
+            members = self.members()
+            for member in members:
                 with suppress(psutil.Error):
                     member.kill()
+            psutil.wait_procs(members, timeout=1)  # one that sleeps in a driver stays; it is not waited for
+            time.sleep(_POLL_S / 2)
 
 
 def supervise(
@@ -191,7 +196,6 @@ def _wait(tree: _Tree, stop: _Stop, own_log: Path, err: TextIO, grace_s: float) 
                 tree.process.send_signal(_HANDED_ON[signal.Signals(stop.number)])
         if stop.times > 1 or passed > grace_s:
             tree.kill()
-            tree.process.kill()
 
 
 def _pump(stream: IO[bytes] | None, screen: TextIO, log: IO[bytes]) -> threading.Thread:
@@ -199,14 +203,15 @@ def _pump(stream: IO[bytes] | None, screen: TextIO, log: IO[bytes]) -> threading
     mark = RANK_MARK.encode()
 
     def sort() -> None:
-        for line in stream or ():
-            if mark in line:
-                # Half a line that was tailed too early is followed by its rest with a mark of its own.
-                _put(screen, line.replace(mark, b"").decode("utf-8", "replace"))
-            else:
-                with suppress(ValueError):
-                    log.write(line)
-                    log.flush()
+        with stream or nullcontext(()) as lines:
+            for line in lines:
+                if mark in line:
+                    # Half a line that was tailed too early is followed by its rest with a mark of its own.
+                    _put(screen, line.replace(mark, b"").decode("utf-8", "replace"))
+                else:
+                    with suppress(ValueError):
+                        log.write(line)
+                        log.flush()
 
     thread = threading.Thread(target=sort, daemon=True)
     thread.start()

@@ -36,16 +36,9 @@ def launch_script(config: TrainConfig, cluster: ClusterSpec) -> str:
     how = _ONE if nodes == 1 else _MANY.format(last=nodes - 1)
     kind = KIND_OF_VENDOR[cluster.device.vendor]
     variables = run_variables(config, kind, ranks=per_node, one_node=nodes == 1)
-    head = _HEAD.format(
-        layout=config.layout.name, nodes=nodes, per_node=per_node, cluster=_one_line(cluster.name), how=how
-    )
+    head = _HEAD.format(layout=config.layout.name, nodes=nodes, per_node=per_node, cluster=cluster.name, how=how)
     exports = "".join(f'export {name}="${{{name}:-{value}}}"\n' for name, value in sorted(variables.items()))
     return f"{head}{exports}\n{_command(config, nodes, per_node)}\n"
-
-
-def _one_line(text: str) -> str:
-    """A name with a line break would end the comment."""
-    return "".join(c if c.isprintable() else "?" for c in text)
 
 
 def _command(config: TrainConfig, nodes: int, per_node: int) -> str:

@@ -86,7 +86,7 @@ class Groups:
         self.rank = dist.get_rank()
         self.at = self.grid.coordinates(self.rank)
         names = ("pp", "replicate", "shard", "tp")
-        self.dense = DeviceMesh(device_type, self.grid.dense(), mesh_dim_names=names)
+        self.dense = _mesh(device_type, self.grid.dense(), names)
         self.tp = self._of(self.dense, "tp", layout.tp)
         self.pp = self._of(self.dense, "pp", layout.pp)
         self.cp = _subgroup(self.grid.ranks.transpose(0, 1, 3, 2).reshape(-1, layout.cp)) if layout.cp > 1 else None
@@ -97,7 +97,7 @@ class Groups:
         self.ep: dist.ProcessGroup | None = None
         if experts and layout.ep > 1:
             names = ("pp", "replicate", "shard", "ep")
-            self.experts = DeviceMesh(device_type, self.grid.experts(), mesh_dim_names=names)
+            self.experts = _mesh(device_type, self.grid.experts(), names)
             self.ep = self._of(self.experts, "ep", layout.ep)
         self._sequence: dist.ProcessGroup | None = None
         if experts and layout.cp > 1 and layout.sp:
@@ -120,6 +120,11 @@ class Groups:
             return None
         pairs = self.grid.ranks[[0, -1]].reshape(2, -1).T
         return _subgroup(pairs)
+
+
+def _mesh(device_type: str, ranks: np.ndarray, names: tuple[str, ...]) -> DeviceMesh:
+    """torch reads the strides of what it is given as the mesh's layout: a transposed view would be misread."""
+    return DeviceMesh(device_type, np.ascontiguousarray(ranks), mesh_dim_names=names)
 
 
 def _subgroup(rows: np.ndarray) -> dist.ProcessGroup | None:

@@ -145,16 +145,12 @@ def _units(module: Decoder, *, fused: bool) -> list[tuple[nn.Module, bool]]:
     for layer in module.layers.values():
         units += [(part, True) for name, part in layer.named_modules() if name.endswith("experts")]
         if not fused:
-            units += [(part, False) for part in layer.modules() if _holds_own(part) and part not in dict(units)]
+            units += [(part, False) for part in layer.children()]
         units.append((layer, False))
     tied = module.embedding is not None and module.head is not None and module.head.weight is module.embedding.weight
     if not tied:
         units += [(part, False) for part in (module.embedding, module.head) if part is not None]
     return units
-
-
-def _holds_own(part: nn.Module) -> bool:
-    return next(part.parameters(recurse=False), None) is not None
 
 
 def _gradient(parameter: nn.Parameter) -> Tensor | None:

@@ -33,7 +33,12 @@ def accumulate_gradients(root: FSDPModule) -> None:
 
 
 def reduce_gradients(root: FSDPModule) -> None:
-    """Reduce all accumulated gradients now and wait for them."""
+    """Reduce all accumulated gradients now and wait for them.
+
+    Gradients of one group may have come in two dtypes (accumulated ones in full precision, the last ones as they are):
+    all become full precision first.
+    """
+    accumulate_gradients(root)
     state = root._get_fsdp_state()  # noqa: SLF001
     state._state_ctx.is_last_backward = True  # noqa: SLF001
     for group in _groups(root):

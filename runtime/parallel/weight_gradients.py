@@ -8,6 +8,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+import torch
+
 if TYPE_CHECKING:
     from collections.abc import Callable
 
@@ -49,5 +51,6 @@ class WeightGradients:
 
 def _run(work: list[Callable[[], None]]) -> None:
     """Run and forget one by one, so that each frees what it holds."""
-    while work:
-        work.pop(0)()
+    with torch.no_grad():
+        while work:
+            work.pop(0)()

@@ -38,7 +38,7 @@ def test_npu_defaults_are_set_with_a_reason_each() -> None:
 def test_hccls_host_ports_lie_outside_what_linux_gives_to_clients() -> None:
     first = int(variables("npu")["HCCL_IF_BASE_PORT"])
     low, high = 32768, 60999
-    assert 1024 < first
+    assert first > 1024
     assert first + 31 < low or first > high
 
 
@@ -67,6 +67,14 @@ def test_what_the_user_has_set_stays() -> None:
     found = child_environment(variables("npu"), own)
     assert {name: found[name] for name in own} == own
     assert found["HCCL_EXEC_TIMEOUT"] == "3600"
+    assert child_environment({"TITAN_PLAN_DEVICE": "npu"}, {"TITAN_PLAN_DEVICE": ""})["TITAN_PLAN_DEVICE"] == "npu"
+
+
+def test_options_of_torchrun_by_environment_do_not_get_in() -> None:
+    """PET_STANDALONE of an operator would undo the rendezvous that the command names."""
+    found = child_environment(variables("cpu"), {"PET_STANDALONE": "1", "PETER": "1"})
+    assert "PET_STANDALONE" not in found
+    assert found["PETER"] == "1"
 
 
 @pytest.mark.parametrize("path", ["", ":", ":/a", "/a:", "/a::/b"])

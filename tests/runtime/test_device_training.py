@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Callable
 from types import ModuleType, SimpleNamespace
 from typing import Any
 
@@ -29,8 +30,8 @@ class Namespace:
     def get_device_properties(self, device: torch.device) -> SimpleNamespace:
         return SimpleNamespace(total_memory=64 + device.index)
 
-    def __getattr__(self, name: str) -> Any:
-        def call(*arguments: Any, **named: Any) -> int:
+    def __getattr__(self, name: str) -> Callable[..., int]:
+        def call(*arguments: object, **named: object) -> int:
             self.calls.append((name, *arguments, *named.values()))
             return 7
 
@@ -40,7 +41,7 @@ class Namespace:
 @pytest.fixture(params=["npu", "cuda"])
 def accelerator(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Namespace:
     namespace = Namespace(request.param)
-    fake = SimpleNamespace(**{request.param: namespace}, device=lambda kind, index: torch.device("cuda", index))
+    fake = SimpleNamespace(**{request.param: namespace}, device=lambda _kind, index: torch.device("cuda", index))
     monkeypatch.setattr(device_training, "torch", fake)
     monkeypatch.setitem(sys.modules, "torch_npu", ModuleType("torch_npu"))
     return namespace

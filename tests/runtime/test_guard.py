@@ -23,7 +23,7 @@ def code_of(given: TrainConfig, kind: str = "") -> str:
 
 
 def test_a_valid_layout_passes() -> None:
-    check_layout(config(tp_size=2, pp_size=2, dp_size=2), kind="cpu")
+    check_layout(config(tp_size=2, cp_size=2, dp_size=2), kind="cpu")
 
 
 @pytest.mark.parametrize(
