@@ -8,17 +8,18 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Final
 
 from cost_models.errors import TitanPlanError
+from cost_models.hf_values import HfValues, rope_scaling
 from cost_models.model import MlaSpec, ModelSpec, MoeSpec
 from cost_models.model_files import show
 from cost_models.yaml_files import read_text
 
-_DEFAULT_SEQ_LEN: Final = 4096
-_LONGEST_TRUSTED_CONTEXT: Final = 8192
+_ROPE_THETA: Final = 10000.0
+_MIXTRAL_ROPE_THETA: Final = 1e6
 
 
 def load_hf_config(path: Path) -> ModelSpec:
@@ -35,6 +36,22 @@ def load_hf_config(path: Path) -> ModelSpec:
     return parse_hf_config(values, str(path))
 
 
+def hf_notes(values: Mapping[str, object]) -> tuple[str, ...]:
+    """What a config.json asks for that our trainer does not do, in words for the log; sizes are the same without it.
+
+    Args:
+        values: content of the `config.json`.
+    """
+    scaling = rope_scaling(values)
+    if scaling is None:
+        return ()
+    kind = scaling.get("rope_type", scaling.get("type"))
+    return (
+        f"rope_scaling {kind} is left out: angles of rope_theta alone are trained, so that outputs differ from those "
+        "of transformers for this folder",
+    )
+
+
 def parse_hf_config(values: object, origin: str) -> ModelSpec:
     """Build the ModelSpec of a Hugging Face config.
 
@@ -44,7 +61,7 @@ def parse_hf_config(values: object, origin: str) -> ModelSpec:
     """
     if not isinstance(values, Mapping):
         raise TitanPlanError("C606", f"{origin}: a config.json is a JSON object, got {show(values)}", "check the file")
-    config = _Config(values, origin)
+    config = HfValues(values, origin)
     kind = values.get("model_type")
     if not isinstance(kind, str) or kind not in _ARCHITECTURES:
         got = f"model_type {kind!r} is not supported" if kind else "there is no model_type"
@@ -57,63 +74,7 @@ def parse_hf_config(values: object, origin: str) -> ModelSpec:
         raise TitanPlanError(error.code, message, error.hint) from None
 
 
-@dataclass(frozen=True, slots=True)
-class _Config:
-    """A config.json under its file's name; every getter takes the first key that is there and not null."""
-
-    values: Mapping[str, object]
-    origin: str
-
-    def whole(self, *keys: str, default: int | None = None) -> int:
-        """A whole number; an error without one and without a default."""
-        key, value = self._first(keys)
-        if value is None and default is not None:
-            return default
-        if value is None:
-            raise TitanPlanError("C608", f"{self.origin}: {' or '.join(keys)} is missing", "every size is needed")
-        if isinstance(value, bool) or not isinstance(value, int | float) or value != value // 1:
-            message = f"{self.origin}: {key} is {show(value)}, a whole number is needed"
-            raise TitanPlanError("C606", message, "config.json holds numbers without quotes")
-        return int(value)
-
-    def flag(self, key: str, default: bool = False) -> bool:
-        """True or false."""
-        value = self.values.get(key)
-        if value is not None and not isinstance(value, bool):
-            raise TitanPlanError("C606", f"{self.origin}: {key} is {show(value)}, true or false is needed")
-        return default if value is None else value
-
-    def refuse(self, what: str) -> TitanPlanError:
-        """The error for a shape that ModelSpec cannot hold."""
-        hint = "write a model file (YAML) with the nearest shape and pass its path"
-        return TitanPlanError("C607", f"{self.origin}: {what}", hint)
-
-    @property
-    def name(self) -> str:
-        """Name of the model: `_name_or_path`, else the folder that the file lies in."""
-        given = self.values.get("_name_or_path")
-        path = Path(given) if isinstance(given, str) and given.strip("/. ") else Path(self.origin).absolute().parent
-        return path.name or "model"
-
-    @property
-    def seq_len(self) -> int:
-        """Length of pre-training, which configs do not state.
-
-        The context before rotary scaling where it is given, else the context up to 8192; a longer one comes from a
-        last training phase, most steps ran at 4096 (Qwen2.5, Qwen3).
-        """
-        for key in ("rope_scaling", "rope_parameters"):
-            scaling = self.values.get(key)
-            if isinstance(scaling, Mapping) and scaling.get("original_max_position_embeddings"):
-                return _Config(scaling, f"{self.origin}: {key}").whole("original_max_position_embeddings")
-        context = self.whole("max_position_embeddings", "n_positions", default=_DEFAULT_SEQ_LEN)
-        return context if context <= _LONGEST_TRUSTED_CONTEXT else _DEFAULT_SEQ_LEN
-
-    def _first(self, keys: tuple[str, ...]) -> tuple[str, object]:
-        return next(((key, self.values[key]) for key in keys if self.values.get(key) is not None), (keys[0], None))
-
-
-def _head_dim(config: _Config, hidden: int, heads: int) -> int:
+def _head_dim(config: HfValues, hidden: int, heads: int) -> int:
     """Width of a head where the config does not give it."""
     if heads < 1 or hidden % heads:
         message = f"{config.origin}: hidden_size {hidden} / num_attention_heads {heads} is no whole number"
@@ -121,7 +82,7 @@ def _head_dim(config: _Config, hidden: int, heads: int) -> int:
     return hidden // heads
 
 
-def _gated(config: _Config, head_dim: int = 0) -> ModelSpec:
+def _gated(config: HfValues, head_dim: int = 0, *, theta: float = _ROPE_THETA, epsilon: float = 1e-6) -> ModelSpec:
     """The common part: RMSNorm, rotary positions, a gated MLP, no biases."""
     hidden, heads = config.whole("hidden_size"), config.whole("num_attention_heads")
     return ModelSpec(
@@ -135,35 +96,38 @@ def _gated(config: _Config, head_dim: int = 0) -> ModelSpec:
         vocab_size=config.whole("vocab_size"),
         seq_len=config.seq_len,
         tied_embeddings=config.flag("tie_word_embeddings"),
+        rope_theta=config.rope_theta(theta),
+        norm_epsilon=config.real("rms_norm_eps", default=epsilon),
     )
 
 
-def _llama(config: _Config) -> ModelSpec:
+def _llama(config: HfValues) -> ModelSpec:
     attention, mlp = config.flag("attention_bias"), config.flag("mlp_bias")
     return replace(_gated(config), qkv_bias=attention, attention_out_bias=attention, mlp_bias=mlp)
 
 
-def _internlm2(config: _Config) -> ModelSpec:
+def _internlm2(config: HfValues) -> ModelSpec:
     bias = config.flag("bias")
     return replace(_gated(config), qkv_bias=bias, attention_out_bias=bias)
 
 
-def _mistral(config: _Config) -> ModelSpec:
+def _mistral(config: HfValues) -> ModelSpec:
     # MistralConfig: 4096 where the key is missing, no window where it is null.
     window = config.whole("sliding_window", default=0) if "sliding_window" in config.values else 4096
     return replace(_gated(config), sliding_window=window)
 
 
-def _mixtral(config: _Config) -> ModelSpec:
+def _mixtral(config: HfValues) -> ModelSpec:
     moe = MoeSpec(
         experts=config.whole("num_local_experts", "num_experts"),
         top_k=config.whole("num_experts_per_tok"),
         ffn_dim=config.whole("intermediate_size"),
     )
-    return replace(_gated(config), moe=moe, sliding_window=config.whole("sliding_window", default=0))
+    base = _gated(config, theta=_MIXTRAL_ROPE_THETA, epsilon=1e-5)
+    return replace(base, moe=moe, sliding_window=config.whole("sliding_window", default=0))
 
 
-def _qwen_window(config: _Config) -> int:
+def _qwen_window(config: HfValues) -> int:
     """Qwen's sliding window, which starts at layer `max_window_layers` and only with `use_sliding_window`."""
     layers = config.whole("num_hidden_layers")
     first = config.whole("max_window_layers", default=28)
@@ -174,17 +138,17 @@ def _qwen_window(config: _Config) -> int:
     return config.whole("sliding_window", default=4096)
 
 
-def _qwen2(config: _Config) -> ModelSpec:
+def _qwen2(config: HfValues) -> ModelSpec:
     return replace(_gated(config), qkv_bias=True, sliding_window=_qwen_window(config))
 
 
-def _qwen3(config: _Config, head_dim: int = 128) -> ModelSpec:
+def _qwen3(config: HfValues, head_dim: int = 128) -> ModelSpec:
     bias = config.flag("attention_bias")
     base = replace(_gated(config, head_dim), sliding_window=_qwen_window(config))
     return replace(base, qk_norm=True, qkv_bias=bias, attention_out_bias=bias)
 
 
-def _qwen_dense_layers(config: _Config) -> int:
+def _qwen_dense_layers(config: HfValues) -> int:
     """Leading dense layers of a Qwen MoE; dense layers elsewhere are refused."""
     if config.whole("decoder_sparse_step", default=1) != 1:
         raise config.refuse(f"decoder_sparse_step is {config.values['decoder_sparse_step']}: sparse layers alternate")
@@ -194,7 +158,7 @@ def _qwen_dense_layers(config: _Config) -> int:
     return len(dense)
 
 
-def _qwen_moe(config: _Config, shared_ffn_dim: int) -> MoeSpec:
+def _qwen_moe(config: HfValues, shared_ffn_dim: int) -> MoeSpec:
     return MoeSpec(
         experts=config.whole("num_experts", "num_local_experts"),
         top_k=config.whole("num_experts_per_tok"),
@@ -205,16 +169,16 @@ def _qwen_moe(config: _Config, shared_ffn_dim: int) -> MoeSpec:
     )
 
 
-def _qwen2_moe(config: _Config) -> ModelSpec:
+def _qwen2_moe(config: HfValues) -> ModelSpec:
     moe = _qwen_moe(config, config.whole("shared_expert_intermediate_size"))
     return replace(_qwen2(config), qkv_bias=config.flag("qkv_bias", default=True), moe=moe)
 
 
-def _qwen3_moe(config: _Config) -> ModelSpec:
+def _qwen3_moe(config: HfValues) -> ModelSpec:
     return replace(_qwen3(config, head_dim=0), moe=_qwen_moe(config, 0))
 
 
-def _deepseek(config: _Config, router_bias: bool = False) -> ModelSpec:
+def _deepseek(config: HfValues, router_bias: bool = False) -> ModelSpec:
     mla = MlaSpec(
         q_lora_rank=config.whole("q_lora_rank", default=0),
         kv_lora_rank=config.whole("kv_lora_rank"),
@@ -227,7 +191,7 @@ def _deepseek(config: _Config, router_bias: bool = False) -> ModelSpec:
     return replace(base, moe=_deepseek_moe(config, router_bias), qkv_bias=bias, attention_out_bias=bias)
 
 
-def _deepseek_moe(config: _Config, router_bias: bool) -> MoeSpec | None:
+def _deepseek_moe(config: HfValues, router_bias: bool) -> MoeSpec | None:
     if config.whole("moe_layer_freq", default=1) != 1:
         raise config.refuse(f"moe_layer_freq is {config.values['moe_layer_freq']}: sparse layers alternate")
     experts = config.whole("n_routed_experts", "num_local_experts", default=0)
@@ -244,12 +208,12 @@ def _deepseek_moe(config: _Config, router_bias: bool) -> MoeSpec | None:
     )
 
 
-def _deepseek_v3(config: _Config) -> ModelSpec:
+def _deepseek_v3(config: HfValues) -> ModelSpec:
     # The correction bias exists with this method only, and DeepseekV3Config of transformers knows no other.
     return _deepseek(config, router_bias=config.values.get("topk_method", "noaux_tc") == "noaux_tc")
 
 
-def _plain(config: _Config) -> ModelSpec:
+def _plain(config: HfValues) -> ModelSpec:
     """The common part of GPT-2 and BLOOM: LayerNorm, a plain MLP, biases everywhere, a tied head."""
     hidden, heads = config.whole("n_embd", "n_embed", "hidden_size"), config.whole("n_head", "num_attention_heads")
     return ModelSpec(
@@ -268,20 +232,21 @@ def _plain(config: _Config) -> ModelSpec:
         attention_out_bias=True,
         mlp_bias=True,
         tied_embeddings=config.flag("tie_word_embeddings", default=True),
+        norm_epsilon=config.real("layer_norm_epsilon", "layer_norm_eps", default=1e-5),
     )
 
 
-def _gpt2(config: _Config) -> ModelSpec:
+def _gpt2(config: HfValues) -> ModelSpec:
     positions = config.whole("n_positions", default=1024)
     return replace(_plain(config), position="learned", positions=positions, seq_len=min(positions, config.seq_len))
 
 
-def _bloom(config: _Config) -> ModelSpec:
+def _bloom(config: HfValues) -> ModelSpec:
     seq_len = config.whole("seq_length", default=2048)  # what BLOOM was trained with; newer files leave it out
     return replace(_plain(config), position="alibi", embedding_norm=True, seq_len=seq_len)
 
 
-_ARCHITECTURES: Final[dict[str, Callable[[_Config], ModelSpec]]] = {
+_ARCHITECTURES: Final[dict[str, Callable[[HfValues], ModelSpec]]] = {
     "llama": _llama,
     "mistral": _mistral,
     "mixtral": _mixtral,

@@ -95,6 +95,8 @@ class ModelSpec:
         embedding_norm: a norm after the token embedding (BLOOM).
         positions: learned position embeddings, where `position` is "learned".
         sliding_window: tokens that attention looks back; 0 for all.
+        rope_theta: base of the rotary angles, where `position` is "rope"; it costs nothing, results depend on it.
+        norm_epsilon: added under the root of every norm; it costs nothing either.
         seq_len: the sequence length the model was pre-trained with; the default of a search.
     """
 
@@ -118,6 +120,8 @@ class ModelSpec:
     embedding_norm: bool = False
     tied_embeddings: bool = False
     sliding_window: int = 0
+    rope_theta: float = 10000.0
+    norm_epsilon: float = 1e-5
     moe: MoeSpec | None = None
     mla: MlaSpec | None = None
 
@@ -135,6 +139,8 @@ class ModelSpec:
             "seq_len",
         )
         _require_not_negative(self, "positions", "sliding_window")
+        _require_between(self, "rope_theta", 1.0, 1e12)
+        _require_between(self, "norm_epsilon", 0.0, 0.1)
         if self.position == "learned" and not self.positions:
             raise TitanPlanError(
                 "C610",
@@ -304,6 +310,14 @@ def _require_whole(spec: object, least: int, names: tuple[str, ...]) -> None:
         if value > most:
             hint = f"a whole number from {least} to {most:,} is needed"
             raise TitanPlanError("C610", f"{name} is {shorten(value)}, above the bound of {most:,}", hint)
+
+
+def _require_between(spec: object, name: str, above: float, most: float) -> None:
+    """Reject what is no number above one bound and up to another; NaN is none."""
+    value = getattr(spec, name)
+    if isinstance(value, bool) or not isinstance(value, int | float) or not above < value <= most:
+        hint = f"a number above {above:g}, at most {most:g}, is needed"
+        raise TitanPlanError("C610", f"{name} is {shorten(value)}", hint)
 
 
 def _attention_matmul_params(model: ModelSpec) -> int:

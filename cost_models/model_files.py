@@ -223,7 +223,7 @@ def _readers(spec_type: type[Any]) -> dict[str, _Reader]:
 def _reader(field: Field[Any], hint: object) -> _Reader:
     if get_origin(hint) is Literal:
         return partial(_choice, get_args(hint))
-    simple: dict[object, _Reader] = {int: whole_number, bool: flag, str: text}
+    simple: dict[object, _Reader] = {int: whole_number, float: real_number, bool: flag, str: text}
     if hint in simple:
         return simple[hint]
     nested = next(part for part in get_args(hint) if part is not NoneType)

@@ -119,7 +119,7 @@ def _rotary(model: ModelSpec, cp: ContextParallel, seq_len: int, device: torch.d
     if model.position != "rope":
         return None
     width = model.mla.qk_rope_head_dim if model.mla else model.head_dim
-    return RotaryTable(cp.positions(seq_len).to(device), width)
+    return RotaryTable(cp.positions(seq_len).to(device), width, model.rope_theta)
 
 
 def _slopes(model: ModelSpec, tp: TensorParallel, cp: ContextParallel, device: torch.device) -> Tensor | None:
@@ -133,9 +133,7 @@ def _slopes(model: ModelSpec, tp: TensorParallel, cp: ContextParallel, device: t
     return own.chunk(cp.size)[cp.rank] if cp.kind == "ulysses" else own
 
 
-def _chunk(
-    config: TrainConfig, groups: Groups | None, device: TrainDevice, build: Build, stage: int
-) -> BuiltChunk:
+def _chunk(config: TrainConfig, groups: Groups | None, device: TrainDevice, build: Build, stage: int) -> BuiltChunk:
     layout, model = config.layout, config.model
     with torch.device("meta"):
         module = Decoder(model, chunk_of(layout, model, stage), build)
@@ -171,7 +169,7 @@ def chunk_of(layout: Layout, model: ModelSpec, stage: int) -> Chunk:
 
 
 def materialise(
-    module: nn.Module, config: TrainConfig, roles: dict[str, Role], groups: Groups | None, device: torch.device
+    module: Decoder, config: TrainConfig, roles: dict[str, Role], groups: Groups | None, device: torch.device
 ) -> None:
     """Give a chunk on the meta device its first values."""
     tied = config.model.tied_embeddings
@@ -182,11 +180,11 @@ def materialise(
         owner, _, attribute = name.rpartition(".")
         fresh = nn.Parameter(values, requires_grad=parameter.requires_grad)
         setattr(module.get_submodule(owner), attribute, fresh)
-        if tied and name == "embedding.weight" and getattr(module, "head", None) is not None:
+        if tied and name == "embedding.weight" and module.head is not None:
             module.head.weight = fresh
 
 
-def _values(  # noqa: PLR0913
+def _values(
     name: str, local: torch.Size, config: TrainConfig, role: Role, groups: Groups | None, device: torch.device
 ) -> Tensor:
     layout, seed, model = config.layout, config.training.seed, config.model
@@ -210,7 +208,7 @@ def _part(whole: Tensor, axis: int, rank: int, length: int) -> Tensor:
     return nn.functional.pad(part, padding)
 
 
-def _expert_values(  # noqa: PLR0913
+def _expert_values(
     name: str, local: torch.Size, config: TrainConfig, role: Role, groups: Groups | None, device: torch.device
 ) -> Tensor:
     """Each expert has a seed of its own, so that ep ranks make only theirs."""
@@ -230,7 +228,7 @@ def _expert_values(  # noqa: PLR0913
     return torch.stack(make)
 
 
-def _pipeline(  # noqa: PLR0913
+def _pipeline(
     config: TrainConfig,
     groups: Groups | None,
     device: TrainDevice,

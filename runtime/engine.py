@@ -35,13 +35,15 @@ class StepResult:
         loss: mean over the tokens of the global batch.
         grad_norm: of all gradients before clipping, loss scale taken out.
         skipped: gradients overflowed in fp16; weights are as before.
-        bad_rank: lowest rank whose own loss is not finite; None where all are.
+        bad_rank: lowest rank whose own loss or gradients are not finite where that ends the run; None otherwise.
+        stop: some rank was asked to stop.
     """
 
     loss: float
     grad_norm: float
     skipped: bool
     bad_rank: int | None = None
+    stop: bool = False
 
 
 class Engine:
@@ -61,11 +63,12 @@ class Engine:
         self.loss_scale = LossScale.of(config.workload.precision, config.numerics.loss_scale)
         self._tp = groups.tp if groups else None
 
-    def step(self, sequences: Tensor, lr: float) -> StepResult:
+    def step(self, sequences: Tensor, lr: float, *, stop: bool = False) -> StepResult:
         """Train on one global batch.
 
         Args:
             sequences: (accumulation, micro batch, seq_len + 1) integers of this dp rank.
+            stop: this rank was asked to stop; the result tells all ranks.
         """
         scale = self.loss_scale.scale
         self._set_scales(scale)
@@ -77,18 +80,20 @@ class Engine:
         sum_partial(self.trainables, self._tp)
         if self._tied is not None:
             self._tied.sum_gradients()
-        found, norm, bad_rank = self._together(loss, scale)
-        if bad_rank is not None and self.loss_scale.exhausted:
-            return StepResult(loss=found, grad_norm=norm, skipped=True, bad_rank=bad_rank)
-        overflow = not math.isfinite(norm)
-        self.loss_scale.update(overflow=overflow)
-        if not overflow:
-            scale_gradients(self.trainables, clip_factor(norm, self._config.numerics.gradient_clip) / scale)
-            self.optimizer.step(lr)
-            for chunk in self._assembly.chunks:
-                chunk.data.publish()
-            self._move_router_biases()
-        return StepResult(loss=found, grad_norm=norm, skipped=overflow)
+        result = self._together(loss, scale, stop=stop)
+        if result.bad_rank is not None:
+            return result
+        self.loss_scale.update(overflow=result.skipped)
+        if not result.skipped:
+            self._update(result.grad_norm, scale, lr)
+        return result
+
+    def _update(self, norm: float, scale: float, lr: float) -> None:
+        scale_gradients(self.trainables, clip_factor(norm, self._config.numerics.gradient_clip) / scale)
+        self.optimizer.step(lr)
+        for chunk in self._assembly.chunks:
+            chunk.data.publish()
+        self._move_router_biases()
 
     def _set_scales(self, loss_scale: float) -> None:
         workload = self._config.workload
@@ -118,23 +123,28 @@ class Engine:
             total += loss.detach()
         return total
 
-    def _together(self, loss: Tensor, scale: float) -> tuple[float, float, int | None]:
-        """Loss and norm over all ranks in one message, and who has a loss that is not finite."""
+    def _together(self, loss: Tensor, scale: float, *, stop: bool) -> StepResult:
+        """Loss, norm and the wish to stop over all ranks in one message."""
         squared = squared_norm(self.trainables, loss.device)
-        both = torch.stack((loss / self._config.layout.tp, squared))
+        wish = torch.tensor(float(stop), device=loss.device)
+        found = torch.stack((loss / self._config.layout.tp, squared, wish))
         if self._assembly.groups is not None:
-            dist.all_reduce(both)
-        total, square = both.tolist()
-        bad = None if math.isfinite(total) else self._lowest_bad(loss)
-        return total / scale, math.sqrt(square) / scale if square >= 0 else math.nan, bad
+            dist.all_reduce(found)
+        total, square, wishes = found.tolist()
+        finite = math.isfinite(total) and math.isfinite(square)
+        bad = None if finite or not self.loss_scale.exhausted else self._lowest_bad(loss, squared)
+        norm = math.sqrt(square) / scale if math.isfinite(square) else square
+        return StepResult(loss=total / scale, grad_norm=norm, skipped=not finite, bad_rank=bad, stop=wishes > 0)
 
-    def _lowest_bad(self, loss: Tensor) -> int:
+    def _lowest_bad(self, loss: Tensor, squared: Tensor) -> int:
+        """The lowest rank with a loss, or else with gradients, that are not finite."""
         rank = self._assembly.groups.rank if self._assembly.groups else 0
         world = self._config.layout.devices
-        found = torch.tensor(rank if not bool(loss.isfinite()) else world, device=loss.device)
+        order = rank if not bool(loss.isfinite()) else world + rank if not bool(squared.isfinite()) else 2 * world
+        found = torch.tensor(order, device=loss.device)
         if self._assembly.groups is not None:
             dist.all_reduce(found, dist.ReduceOp.MIN)
-        return int(found) if int(found) < world else 0
+        return int(found) % world
 
     def _move_router_biases(self) -> None:
         """Experts with less than their share become likelier (DeepSeek-V3, arXiv:2412.19437, section 2.1.2)."""

@@ -41,7 +41,7 @@ def squared_norm(trainables: Iterable[Trainable], device: torch.device) -> Tenso
             shares.setdefault(trainable.copies, []).append(gradient)
     total = torch.zeros((), device=device, dtype=torch.float32)
     for copies, gradients in shares.items():
-        norms = torch._foreach_norm(gradients)  # noqa: SLF001 - what clip_grad_norm_ uses
+        norms = torch._foreach_norm(gradients)
         total += torch.stack(norms).square_().sum() / copies
     return total
 
@@ -50,7 +50,7 @@ def scale_gradients(trainables: Iterable[Trainable], factor: float) -> None:
     """Multiply all gradients in place."""
     gradients = [g for t in trainables if (g := t.gradient()) is not None]
     if gradients and factor != 1.0:
-        torch._foreach_mul_(gradients, factor)  # noqa: SLF001
+        torch._foreach_mul_(gradients, factor)
 
 
 def clip_factor(norm: float, most: float) -> float:

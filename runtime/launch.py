@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 FAILED, REFUSED, NOT_STARTED, INTERRUPTED = 1, 2, 3, 130
 """Exit codes: the run failed, was refused, failed before training, was interrupted."""
 
-_NO_MODULE: Final = re.compile(r"^\S+: No module named ")
+_NO_MODULE: Final = re.compile(r"^(?!ModuleNotFoundError)\S+: No module named ")
 """Python's own words where what `-m` names cannot be found."""
 
 _SHUTDOWN_S: Final = 600.0
@@ -211,10 +211,8 @@ def launch(
         grace_s=grace_s,
     )
     told = None
-    if ended.interrupted:
-        told = TitanPlanError("R710", f"interrupted; logs in {job.logs}", _resume(job.config), exit_code=INTERRUPTED)
-    elif ended.exit_code:
-        told = _told(find_failure(job.logs, ended.exit_code))
+    if ended.exit_code:
+        told = _told(job, find_failure(job.logs, ended.exit_code), interrupted=ended.interrupted)
     seconds = time.monotonic() - started
     return LaunchEnd(exit_code=told.exit_code if told else 0, error=told, logs=job.logs, seconds=seconds)
 
@@ -225,8 +223,11 @@ def _resume(config: TrainConfig) -> str:
     return "the same command goes on from the newest checkpoint" if resumes else "the same command starts anew"
 
 
-def _told(failure: Failure) -> TitanPlanError:
+def _told(job: Job, failure: Failure, *, interrupted: bool) -> TitanPlanError:
     """A failure as an error: whose, its last words, where the rest is."""
+    # 130 of a rank is our trainer's as well: somebody signalled the ranks and not us, as schedulers do.
+    if interrupted or failure.exit_code == INTERRUPTED:
+        return TitanPlanError("R710", f"interrupted; logs in {job.logs}", _resume(job.config), exit_code=INTERRUPTED)
     hint = f"{failure.hint}; " if failure.hint else ""
     hint += f"all it said is in {failure.log}"
     if not failure.started or _NO_MODULE.search(failure.text):

@@ -40,7 +40,7 @@ _STOPPING: Final = b"death signal, shutting down workers"
 
 _TREE: Final = "TITAN_PLAN_LAUNCH"
 _POLL_S: Final = 0.1
-_LOOKS: Final = 3
+_LEAST_LOOKS, _MOST_LOOKS = 2, 20
 _PR_SET_PDEATHSIG: Final = 1
 
 
@@ -99,20 +99,31 @@ class _Tree:
             with suppress(psutil.Error, OSError):
                 if other.pid not in {os.getpid(), self.process.pid} and other.environ().get(_TREE) == self.mark:
                     self.known.add(other)
-        return {member for member in self.known if member.is_running()}  # is_running sees through reused ids
+        return {member for member in self.known if _runs(member)}
 
     def kill(self) -> None:
-        """End all of it. Looks several times: one may have forked meanwhile, and one that just starts has no mark yet."""
+        """End all of it. Looks several times: one may have forked meanwhile, one that just starts has no mark yet."""
         import psutil
 
         self.process.kill()
-        for _ in range(_LOOKS):
+        for look in range(_MOST_LOOKS):  # one that sleeps in a driver cannot be killed; it is not waited for
             members = self.members()
+            if not members and look >= _LEAST_LOOKS:
+                return
             for member in members:
                 with suppress(psutil.Error):
                     member.kill()
-            psutil.wait_procs(members, timeout=1)  # one that sleeps in a driver stays; it is not waited for
             time.sleep(_POLL_S / 2)
+
+
+def _runs(process: psutil.Process) -> bool:
+    """Whether it is there, and is no zombie that its new parent has not reaped; a reused id is another process."""
+    import psutil
+
+    try:
+        return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
+    except psutil.Error:
+        return False
 
 
 def supervise(

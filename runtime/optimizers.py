@@ -1,4 +1,4 @@
-"""The optimizer on this rank's parts, in slices, so that its state can live in host memory and pass through the device."""
+"""The optimizer on this rank's parts, in slices, so that its state can live on the host and pass through the device."""
 
 from __future__ import annotations
 
@@ -33,7 +33,9 @@ class Optimizer:
         swap: state lives on the host; slice by slice it comes, is used and goes, two slices on the device at a time.
     """
 
-    def __init__(self, trainables: Iterable[Trainable], kind: str, lr: float, device: TrainDevice, *, swap: bool) -> None:
+    def __init__(
+        self, trainables: Iterable[Trainable], kind: str, lr: float, device: TrainDevice, *, swap: bool
+    ) -> None:
         self._parts = [(t, nn.Parameter(t.weight)) for t in trainables if t.weight.numel()]
         for trainable, part in self._parts:
             part.data = trainable.weight  # nn.Parameter made an alias; the memory must be the very same

@@ -32,7 +32,7 @@ class TiedEmbedding:
     def sum_gradients(self) -> None:
         """Both copies get the sum of both gradients."""
         gradients: list[Tensor] = [g for t in self._held if (g := t.gradient()) is not None]
-        if len(gradients) == 2:  # noqa: PLR2004 - table and copy on one rank
+        if len(gradients) == 2:
             gradients[0] += gradients[1]
             gradients[1].copy_(gradients[0])
         elif gradients and self._group is not None:

@@ -1,8 +1,8 @@
 """What a layer keeps for backward: outputs that can be made again are not kept, and what is kept may go to the host.
 
 One pair of hooks for autograd's saved tensors does both, since only the innermost pair is asked.
-Selective recomputation is that of Korthikanti et al. 2022 (arXiv:2205.05198, section 5), for what is left when attention
-is fused: outputs of norms and of the MLP's activation.
+Selective recomputation is that of Korthikanti et al. 2022 (arXiv:2205.05198, section 5), for what is left when
+attention is fused: outputs of norms and of the MLP's activation.
 """
 
 from __future__ import annotations
@@ -77,4 +77,4 @@ class Saving:
 
 def _storage(x: Tensor) -> int:
     """Identity of the memory behind a tensor; works for fake tensors too."""
-    return x.untyped_storage()._cdata  # noqa: SLF001
+    return x.untyped_storage()._cdata

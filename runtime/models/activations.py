@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 import torch.nn.functional as F  # noqa: N812
 
+from runtime.autograd import apply
+
 if TYPE_CHECKING:
     from collections.abc import Callable
 
@@ -15,13 +17,13 @@ if TYPE_CHECKING:
 
 def gated(gate: Tensor, up: Tensor, weights: Tensor | None = None) -> Tensor:
     """silu(gate) * up (Shazeer 2020, arXiv:2002.05202), each row times its weight where weights (rows,) are given."""
-    out: Tensor = _Gated.apply(gate, up, weights)  # type: ignore[no-untyped-call]
+    out: Tensor = apply(_Gated, gate, up, weights)
     return out
 
 
 def plain(up: Tensor, weights: Tensor | None = None) -> Tensor:
     """gelu(up) in its tanh form, as GPT-2 has it; rows times their weights where given."""
-    out: Tensor = _Plain.apply(up, weights)  # type: ignore[no-untyped-call]
+    out: Tensor = apply(_Plain, up, weights)
     return out
 
 
@@ -73,6 +75,6 @@ def again(output: Tensor) -> Callable[[], Tensor]:
 
 def _again(node: Any) -> Tensor:  # noqa: ANN401 - a node of autograd has no public type
     *read, weights = node.saved_tensors
-    if len(read) == 2:  # noqa: PLR2004 - gate and up
+    if len(read) == 2:
         return _weighted(F.silu(read[0]).mul_(read[1]), weights)
     return _weighted(F.gelu(read[0], approximate="tanh"), weights)

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from runtime.autograd import apply
 from runtime.parallel.context import ContextParallel, gather_natural, pass_on, scatter_natural, to_heads, to_tokens
 
 if TYPE_CHECKING:
@@ -53,12 +54,12 @@ def attend(q: Tensor, k: Tensor, v: Tensor, shape: AttentionShape) -> Tensor:
     repeat = max(cp.size // k.shape[2], 1)
     if repeat > 1:
         k, v = k.repeat_interleave(repeat, 2), v.repeat_interleave(repeat, 2)
-    out = _attended(*(to_heads(x, cp) for x in (q, k, v)), shape)
+    out = _attended(to_heads(q, cp), to_heads(k, cp), to_heads(v, cp), shape)
     return to_tokens(out, cp)
 
 
 def _attended(q: Tensor, k: Tensor, v: Tensor, shape: AttentionShape) -> Tensor:
-    out: Tensor = _Attention.apply(q, k, v, shape)  # type: ignore[no-untyped-call]
+    out: Tensor = apply(_Attention, q, k, v, shape)
     return out
 
 
@@ -91,11 +92,10 @@ class _Attention(torch.autograd.Function):
         sums = _GradientSums(q, k, v, shape)
         for part, keys, values in _rounds(k, v, shape):
             rows = part.queries
+            dout, query, key, value, mixed = (_heads_first(x) for x in (g[rows], q[rows], keys, values, out[rows]))
+            bias = _bias(part, shape, q, k)
             found = shape.kernel.backward(
-                *(_heads_first(x) for x in (g[rows], q[rows], keys, values, out[rows])),
-                statistics[:, :, rows],
-                causal=part.causal,
-                bias=_bias(part, shape, q, k),
+                dout, query, key, value, mixed, statistics[:, :, rows], causal=part.causal, bias=bias
             )
             sums.add(part, *(_sequence_first(x) for x in found))
         return (*sums.result(), None)

@@ -30,7 +30,7 @@ class AttentionKernel(Protocol):
         """
         ...
 
-    def backward(  # noqa: PLR0913, D102
+    def backward(  # noqa: D102
         self,
         g: Tensor,
         q: Tensor,
@@ -49,12 +49,12 @@ class CpuKernel:
 
     def forward(self, q: Tensor, k: Tensor, v: Tensor, *, causal: bool, bias: Tensor | None) -> tuple[Tensor, Tensor]:
         """See AttentionKernel."""
-        out, statistics = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(  # noqa: SLF001
+        out, statistics = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(
             q, k, _widened(v, q), 0.0, causal, attn_mask=_mask(bias, q), scale=_scale(q)
         )
         return out[..., : v.shape[-1]], statistics
 
-    def backward(  # noqa: PLR0913
+    def backward(
         self,
         g: Tensor,
         q: Tensor,
@@ -67,7 +67,7 @@ class CpuKernel:
         bias: Tensor | None,
     ) -> Gradients:
         """See AttentionKernel."""
-        dq, dk, dv = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward(  # noqa: SLF001
+        dq, dk, dv = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward(
             _widened(g, q),
             q,
             k,
@@ -88,12 +88,12 @@ class CudaKernel:
     def forward(self, q: Tensor, k: Tensor, v: Tensor, *, causal: bool, bias: Tensor | None) -> tuple[Tensor, Tensor]:
         """See AttentionKernel."""
         groups = q.shape[1] // k.shape[1]
-        found = torch.ops.aten._scaled_dot_product_efficient_attention(  # noqa: SLF001
+        found = torch.ops.aten._scaled_dot_product_efficient_attention(
             q, _repeated(k, groups), _repeated(v, groups), _mask(bias, q), True, 0.0, causal, scale=_scale(q)
         )
         return found[0], found[1][..., : q.shape[2]]
 
-    def backward(  # noqa: PLR0913
+    def backward(
         self,
         g: Tensor,
         q: Tensor,
@@ -110,7 +110,7 @@ class CudaKernel:
         seed = torch.zeros((), dtype=torch.int64)
         # The kernel wants its statistics padded to 32 queries, as its forward returned them.
         padded = F.pad(statistics, (0, -statistics.shape[-1] % 32), value=math.inf)
-        dq, dk, dv, _ = torch.ops.aten._scaled_dot_product_efficient_attention_backward(  # noqa: SLF001
+        dq, dk, dv, _ = torch.ops.aten._scaled_dot_product_efficient_attention_backward(
             g,
             q,
             _repeated(k, groups),
@@ -129,10 +129,10 @@ class CudaKernel:
 
 
 class NpuKernel:
-    """npu_fusion_attention of torch_npu, layout BNSD (docs: Ascend Extension for PyTorch, torch_npu.npu_fusion_attention).
+    """npu_fusion_attention of torch_npu (docs: Ascend Extension for PyTorch), layout BNSD.
 
-    Its statistics are softmax maximum and sum, 8 equal values each a row. One number says the same: exp(score - maximum) /
-    sum is exp(score - m) / 1 with m = maximum + log(sum), so 1/16 of the bytes are kept.
+    Its statistics are softmax maximum and sum, 8 equal values each a row. One number says the same: exp(score -
+    maximum) / sum is exp(score - m) / 1 with m = maximum + log(sum), so 1/16 of the bytes are kept.
     """
 
     def forward(self, q: Tensor, k: Tensor, v: Tensor, *, causal: bool, bias: Tensor | None) -> tuple[Tensor, Tensor]:
@@ -142,7 +142,7 @@ class NpuKernel:
         )
         return out, maximum[..., 0] + total[..., 0].log()
 
-    def backward(  # noqa: PLR0913
+    def backward(
         self,
         g: Tensor,
         q: Tensor,
@@ -175,7 +175,8 @@ class NpuKernel:
 
 def kernel_for(kind: str) -> AttentionKernel:
     """The kernel of a kind of device: `npu`, `cuda` or `cpu`."""
-    return {"npu": NpuKernel, "cuda": CudaKernel}.get(kind, CpuKernel)()
+    kinds: dict[str, type[NpuKernel | CudaKernel | CpuKernel]] = {"npu": NpuKernel, "cuda": CudaKernel}
+    return kinds.get(kind, CpuKernel)()
 
 
 _COMPRESSED_MASK = 2048

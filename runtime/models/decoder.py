@@ -51,7 +51,7 @@ class Embedding(nn.Module):
         self.positions = (
             nn.Parameter(torch.empty(model.positions, model.hidden_dim)) if model.position == "learned" else None
         )
-        self.norm = Norm(model.hidden_dim, model.norm) if model.embedding_norm else None
+        self.norm = Norm(model.hidden_dim, model.norm_epsilon, model.norm) if model.embedding_norm else None
         self._build = build
 
     def forward(self, tokens: Tensor) -> Tensor:
@@ -72,7 +72,7 @@ class Head(nn.Module):
 
     def __init__(self, model: ModelSpec, build: Build, tied: Embedding | None) -> None:
         super().__init__()
-        self.norm = Norm(model.hidden_dim, model.norm)
+        self.norm = Norm(model.hidden_dim, model.norm_epsilon, model.norm)
         rows = padded_rows(model, build)
         self.weight = nn.Parameter(torch.empty(rows, model.hidden_dim)) if tied is None else tied.weight
         self._vocab_size, self._build = model.vocab_size, build

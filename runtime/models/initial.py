@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 STANDARD_DEVIATION = 0.02
 
 
-def first_values(  # noqa: PLR0913
+def first_values(
     name: str,
     shape: tuple[int, ...],
     model: ModelSpec,

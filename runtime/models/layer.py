@@ -37,9 +37,9 @@ class Layer(nn.Module):
         self, model: ModelSpec, index: int, build: Build, *, first: bool = True, recompute: bool = False
     ) -> None:
         super().__init__()
-        self.attention_norm = Norm(model.hidden_dim, model.norm)
+        self.attention_norm = Norm(model.hidden_dim, model.norm_epsilon, model.norm)
         self.attention = attention_for(model, build)
-        self.mlp_norm = Norm(model.hidden_dim, model.norm)
+        self.mlp_norm = Norm(model.hidden_dim, model.norm_epsilon, model.norm)
         dense = index < model.dense_layers or model.moe is None
         self.mlp = Mlp(model, model.ffn_dim, build) if dense else SparseMlp(model, build)
         self.first, self.recompute = first, recompute

@@ -12,6 +12,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 import torch.distributed as dist
 
+from runtime.autograd import apply
+
 if TYPE_CHECKING:
     from torch import Tensor
     from torch.nn import Parameter
@@ -47,7 +49,7 @@ def token_loss(hidden: Tensor, weight: Parameter, labels: Tensor, shape: LossSha
     Returns:
         A number in full precision, equal on all tp ranks.
     """
-    out: Tensor = _TokenLoss.apply(hidden, weight, labels, shape)  # type: ignore[no-untyped-call]
+    out: Tensor = apply(_TokenLoss, hidden, weight, labels, shape)
     return out
 
 

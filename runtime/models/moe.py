@@ -9,6 +9,7 @@ import torch.distributed as dist
 import torch.nn.functional as F  # noqa: N812
 from torch import nn
 
+from runtime.autograd import apply
 from runtime.parallel.collectives import exchange
 from runtime.parallel.tensor import copy_to_region, reduce_from_region
 
@@ -95,10 +96,14 @@ class SparseMlp(nn.Module):
         super().__init__()
         moe = model.moe
         assert moe is not None  # noqa: S101 - the layer asked
-        from .mlp import Mlp  # noqa: PLC0415 - the two name each other
+        from .mlp import Mlp
 
         self.router = Router(moe, model.hidden_dim)
-        local = (moe.experts // build.ep_size, moe.ffn_dim) if build.ep_size > 1 else (moe.experts, moe.ffn_dim // build.tp.size)
+        local = (
+            (moe.experts // build.ep_size, moe.ffn_dim)
+            if build.ep_size > 1
+            else (moe.experts, moe.ffn_dim // build.tp.size)
+        )
         self.experts = Experts(model, *local)
         self.shared = Mlp(model, moe.shared_ffn_dim, build) if moe.shared_ffn_dim else None
         self.shared_gate = nn.Parameter(torch.empty(1, model.hidden_dim)) if moe.shared_gate else None
@@ -139,7 +144,7 @@ class SparseMlp(nn.Module):
         tokens = sent.sum(1, keepdim=True) / self._top_k
         fraction = sent * (self._n_experts / self._top_k) / tokens
         loss = ((shares.unflatten(0, (-1, batch)).sum(0) / tokens) * fraction).sum()
-        out: Tensor = _Attach.apply(x, loss, build.scale.balance)  # type: ignore[no-untyped-call]
+        out: Tensor = apply(_Attach, x, loss, build.scale.balance)
         return out
 
     def _count(self, sent: Tensor) -> None:
@@ -161,6 +166,7 @@ class SparseMlp(nn.Module):
     def _exchanged(self, x: Tensor, routing: Routing, saving: Saving) -> Tensor:
         """Tokens travel to the ranks of their experts and back."""
         build = self._build
+        assert build.ep is not None  # noqa: S101 - the caller branched on it
         order, source, counts = _by_expert(routing.experts, self._n_experts)
         arriving = exchange(counts, build.ep).unflatten(0, (build.ep_size, -1))
         sent = counts.unflatten(0, (build.ep_size, -1)).sum(1).tolist()
@@ -197,13 +203,13 @@ def grouped_linear(x: Tensor, weight: nn.Parameter, rows: list[int], build: Buil
         weight: (experts, outputs, inputs).
         rows: of each expert.
     """
-    out: Tensor = _GroupedLinear.apply(x, weight, rows, build)  # type: ignore[no-untyped-call]
+    out: Tensor = apply(_GroupedLinear, x, weight, rows, build)
     return out
 
 
 def exchange_rows(x: Tensor, group: dist.ProcessGroup | None, sent: list[int], received: list[int]) -> Tensor:
     """All-to-all of rows; gradients travel back the same way."""
-    out: Tensor = _ExchangeRows.apply(x, group, sent, received)  # type: ignore[no-untyped-call]
+    out: Tensor = apply(_ExchangeRows, x, group, sent, received)
     return out
 
 

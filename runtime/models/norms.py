@@ -8,18 +8,18 @@ import torch
 import torch.nn.functional as F  # noqa: N812
 from torch import nn
 
+from runtime.autograd import apply
+
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from torch import Tensor
 
-EPSILON = 1e-5
-
 
 class Norm(nn.Module):
     """RMSNorm or LayerNorm of the last axis."""
 
-    def __init__(self, width: int, kind: str = "rmsnorm", epsilon: float = EPSILON) -> None:
+    def __init__(self, width: int, epsilon: float, kind: str = "rmsnorm") -> None:
         super().__init__()
         self.weight = nn.Parameter(torch.empty(width))
         self.bias = nn.Parameter(torch.empty(width)) if kind == "layernorm" else None
@@ -29,7 +29,7 @@ class Norm(nn.Module):
         """Shape (..., width) to the same."""
         if self.bias is not None:
             return F.layer_norm(x, self.weight.shape, self.weight, self.bias, self.epsilon)
-        out: Tensor = _RmsNorm.apply(x, self.weight, self.epsilon)  # type: ignore[no-untyped-call]
+        out: Tensor = apply(_RmsNorm, x, self.weight, self.epsilon)
         return out
 
 
@@ -79,6 +79,6 @@ def _again(node: Any) -> Tensor:  # noqa: ANN401 - a node of autograd has no pub
     if hasattr(node, "saved_tensors"):
         x, rstd, weight = node.saved_tensors
         return scaled(x, rstd, weight)
-    x, mean, rstd = node._saved_input, node._saved_result1, node._saved_result2  # noqa: SLF001
-    normed = (x.float() - mean) * rstd * node._saved_weight + node._saved_bias  # noqa: SLF001
+    x, mean, rstd = node._saved_input, node._saved_result1, node._saved_result2
+    normed = (x.float() - mean) * rstd * node._saved_weight + node._saved_bias
     return normed.to(x.dtype)

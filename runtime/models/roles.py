@@ -39,7 +39,9 @@ def role_of(name: str, model: ModelSpec, layout: Layout) -> Role:
     cut = _axis(name, last)
     whole = cut is None and layout.tp > 1
     per_head = whole and not model.mla and ("q_norm" in name or "k_norm" in name)
-    return Role(cut=cut if layout.tp > 1 else None, partial=whole and (layout.sp or per_head), expert=False, decayed=decayed)
+    return Role(
+        cut=cut if layout.tp > 1 else None, partial=whole and (layout.sp or per_head), expert=False, decayed=decayed
+    )
 
 
 def _expert_axis(name: str, layout: Layout) -> int | None:

@@ -6,10 +6,10 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from runtime.autograd import apply
+
 if TYPE_CHECKING:
     from torch import Tensor
-
-THETA = 10000.0
 
 
 class RotaryTable:
@@ -18,9 +18,10 @@ class RotaryTable:
     Args:
         positions: (tokens of a sequence on this rank,), absolute.
         width: rotated width of a head, even.
+        theta: the slowest angle turns by about 1 / theta a token.
     """
 
-    def __init__(self, positions: Tensor, width: int, theta: float = THETA) -> None:
+    def __init__(self, positions: Tensor, width: int, theta: float) -> None:
         exponents = torch.arange(0, width, 2, device=positions.device, dtype=torch.float64) / width
         angles = positions.double()[:, None] * theta**-exponents
         # (sequence, 1 micro batch, 1 head, width / 2)
@@ -34,7 +35,7 @@ def rotate(x: Tensor, table: RotaryTable) -> Tensor:
     Args:
         x: (sequence, micro batch, heads, width).
     """
-    out: Tensor = _Rotate.apply(x, table)  # type: ignore[no-untyped-call]
+    out: Tensor = apply(_Rotate, x, table)
     return out
 
 

@@ -39,8 +39,8 @@ class GroupedAttention(nn.Module):
         self.k = Linear(model.hidden_dim, key, bias=model.qkv_bias)
         self.v = Linear(model.hidden_dim, key, bias=model.qkv_bias)
         self.out = Linear(query, model.hidden_dim, bias=model.attention_out_bias)
-        self.q_norm = Norm(model.head_dim) if model.qk_norm else None
-        self.k_norm = Norm(model.head_dim) if model.qk_norm else None
+        self.q_norm = Norm(model.head_dim, model.norm_epsilon) if model.qk_norm else None
+        self.k_norm = Norm(model.head_dim, model.norm_epsilon) if model.qk_norm else None
         self._width, self._rotates, self._build = model.head_dim, model.position == "rope", build
         self._shape = _shape(model, build)
 
@@ -59,9 +59,9 @@ class GroupedAttention(nn.Module):
 
 
 class LatentAttention(nn.Module):
-    """MLA (DeepSeek-V2, arXiv:2405.04434, section 2.1): latents are made on own tokens with whole weights, then gathered.
+    """MLA (DeepSeek-V2, arXiv:2405.04434, section 2.1): latents are made on own tokens with whole weights.
 
-    They are far narrower than the hidden states that would be gathered otherwise.
+    Then they are gathered: they are far narrower than the hidden states that would be gathered otherwise.
     """
 
     def __init__(self, model: ModelSpec, build: Build) -> None:
@@ -70,10 +70,10 @@ class LatentAttention(nn.Module):
         assert mla is not None  # noqa: S101 - `attention_for` asked
         heads, hidden = model.n_heads // build.tp.size, model.hidden_dim
         self.q_down = Linear(hidden, mla.q_lora_rank, bias=model.qkv_bias) if mla.q_lora_rank else None
-        self.q_norm = Norm(mla.q_lora_rank) if mla.q_lora_rank else None
+        self.q_norm = Norm(mla.q_lora_rank, model.norm_epsilon) if mla.q_lora_rank else None
         self.q_up = Linear(mla.q_lora_rank or hidden, heads * mla.qk_head_dim)
         self.kv_down = Linear(hidden, mla.kv_lora_rank + mla.qk_rope_head_dim, bias=model.qkv_bias)
-        self.kv_norm = Norm(mla.kv_lora_rank)
+        self.kv_norm = Norm(mla.kv_lora_rank, model.norm_epsilon)
         self.kv_up = Linear(mla.kv_lora_rank, heads * (mla.qk_nope_head_dim + mla.v_head_dim))
         self.out = Linear(heads * mla.v_head_dim, hidden, bias=model.attention_out_bias)
         self._mla, self._heads, self._build = mla, heads, build

@@ -13,6 +13,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 import torch.distributed as dist
 
+from runtime.autograd import apply
+
 from .collectives import exchange, gather_rows, scatter_sum
 
 if TYPE_CHECKING:
@@ -60,13 +62,13 @@ def to_heads(x: Tensor, cp: ContextParallel) -> Tensor:
     Returns:
         (sequence, batch, heads / cp, width).
     """
-    out: Tensor = _ToHeads.apply(x, cp)  # type: ignore[no-untyped-call]
+    out: Tensor = apply(_ToHeads, x, cp)
     return out
 
 
 def to_tokens(x: Tensor, cp: ContextParallel) -> Tensor:
     """Ulysses: the way back, (sequence, batch, heads / cp, width) to (sequence / cp, batch, heads, width)."""
-    out: Tensor = _ToTokens.apply(x, cp)  # type: ignore[no-untyped-call]
+    out: Tensor = apply(_ToTokens, x, cp)
     return out
 
 

@@ -46,7 +46,7 @@ class DataParallel(Protocol):
     def publish(self) -> None: ...  # noqa: D102
 
 
-def data_parallel(  # noqa: PLR0913
+def data_parallel(
     module: Decoder,
     roles: dict[str, Role],
     groups: Groups | None,
@@ -97,7 +97,11 @@ class _Places:
         if self._groups is None:
             return None
         spread = role.expert and self._groups.layout.ep > 1
-        return self._groups.experts["replicate", "shard", "ep"] if spread else self._groups.dense["replicate", "shard", "tp"]
+        return (
+            self._groups.experts["replicate", "shard", "ep"]
+            if spread
+            else self._groups.dense["replicate", "shard", "tp"]
+        )
 
     def _cuts(self, role: Role) -> int:
         if self._groups is None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import torch
 from torch import nn
@@ -60,7 +60,7 @@ class _Opaque(nn.Module):
 class ChunkStage(PipelineStage):
     """A stage that tells its data parallelism which backward is the last."""
 
-    def __init__(  # noqa: PLR0913
+    def __init__(
         self,
         module: Decoder,
         data: DataParallel,
@@ -90,9 +90,13 @@ class ChunkStage(PipelineStage):
         self._backwards = self._weights = 0
 
     def backward_one_chunk(
-        self, bwd_chunk_id: int, loss: Any = None, full_backward: bool = True, last_backward: bool = False  # noqa: ANN401, FBT001, FBT002
+        self,
+        bwd_chunk_id: int,
+        loss: Tensor | None = None,
+        full_backward: bool = True,
+        last_backward: bool = False,
     ) -> None:
-        """Backward of one micro batch; without `full_backward` weight gradients wait for `backward_weight_one_chunk`."""
+        """Backward of one micro batch; without `full_backward` weight gradients wait until they are asked for."""
         del last_backward
         self._backwards += 1
         self._data.before_backward(last=self._backwards == self._micro_batches, split=not full_backward)
@@ -101,7 +105,7 @@ class ChunkStage(PipelineStage):
         self._gradients.deferring = False
         self._weights += full_backward
 
-    def backward_weight_one_chunk(self, bwd_chunk_id: int, last_backward: bool = False) -> None:  # noqa: FBT001, FBT002
+    def backward_weight_one_chunk(self, bwd_chunk_id: int, last_backward: bool = False) -> None:
         """The deferred part of one micro batch's backward."""
         del last_backward
         super().backward_weight_one_chunk(bwd_chunk_id)

@@ -51,7 +51,7 @@ class Copies:
 class Replicated:
     """One model chunk under ZeRO-0. See `runtime.parallel.data.DataParallel` for the protocol."""
 
-    def __init__(  # noqa: PLR0913
+    def __init__(
         self,
         module: nn.Module,
         roles: dict[str, Role],
@@ -168,9 +168,7 @@ class Replicated:
                     parameter.copy_(main)
 
 
-def replicated_whole(
-    parameter: nn.Parameter, role: Role, size: int, mesh: object
-) -> Whole:
+def replicated_whole(parameter: nn.Parameter, role: Role, size: int, mesh: object) -> Whole:
     """The whole of a parameter that is cut over the last axis of a (replicate, shard, tp or ep) mesh alone."""
     shape = list(parameter.shape)
     placement = Replicate() if role.cut is None else Shard(role.cut)

@@ -1,8 +1,8 @@
 """ZeRO-1, 2 and 3 by torch's FSDP2: full-precision shards, low-precision weights gathered for use.
 
-ZeRO-1 and 2 gather the updated weights once a step and keep them until the last backward; ZeRO-3 gathers each layer for
-every forward and backward. Gradients are sharded as they are reduced, under ZeRO-1 too: keeping them whole gains nothing.
-Under pipeline or accumulation they are reduced after the last micro batch, or after every one.
+ZeRO-1 and 2 gather the updated weights once a step and keep them until the last backward; ZeRO-3 gathers each layer
+for every forward and backward. Gradients are sharded as they are reduced, under ZeRO-1 too: keeping them whole gains
+nothing. Under pipeline or accumulation they are reduced after the last micro batch, or after every one.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ class Sharded:
         whole: where a sharded parameter lies.
     """
 
-    def __init__(  # noqa: PLR0913
+    def __init__(
         self,
         module: Decoder,
         roles: dict[str, Role],
@@ -76,7 +76,7 @@ class Sharded:
             fully_shard(part, mesh=usable, mp_policy=policy, reshard_after_forward=reshard, shard_placement_fn=axis)
 
         for part, is_expert in _units(module, fused=fused):
-            shard(part, experts if is_expert else dense, reshard=zero == 3)  # noqa: PLR2004
+            shard(part, experts if is_expert else dense, reshard=zero == 3)
         shard(module, dense, reshard=False)
         self._root = cast("FSDPModule", module)
         for part in module.modules():
@@ -111,7 +111,7 @@ class Sharded:
         root = self._root
         root.set_is_last_backward(reduces)
         root.set_requires_gradient_sync(reduces)
-        root.set_reshard_after_backward(self._zero == 3 or (last and not split))  # noqa: PLR2004
+        root.set_reshard_after_backward(self._zero == 3 or (last and not split))
 
     def after_weights(self, *, last: bool) -> None:
         """A micro batch's deferred weight gradients are there."""

@@ -14,6 +14,8 @@ import torch
 import torch.distributed as dist
 import torch.nn.functional as F  # noqa: N812
 
+from runtime.autograd import apply
+
 from .collectives import (
     gather_rows,
     gather_rows_later,
@@ -81,7 +83,7 @@ def column_linear(
     Returns:
         One (all tokens, outputs / tp) for each weight.
     """
-    out: tuple[Tensor, ...] = _ColumnLinear.apply(x, tp, len(weights), *weights, *biases)  # type: ignore[no-untyped-call]
+    out: tuple[Tensor, ...] = apply(_ColumnLinear, x, tp, len(weights), *weights, *biases)
     return out
 
 
@@ -96,7 +98,7 @@ def row_linear(x: Tensor, weight: Parameter, bias: Parameter | None, tp: TensorP
     Returns:
         (own tokens, outputs).
     """
-    out: Tensor = _RowLinear.apply(x, weight, bias, tp)  # type: ignore[no-untyped-call]
+    out: Tensor = apply(_RowLinear, x, weight, bias, tp)
     return out
 
 
@@ -104,7 +106,7 @@ def copy_to_region(x: Tensor, tp: TensorParallel) -> Tensor:
     """Own tokens to all tokens; the gradient is the sum over ranks, each of which holds a part of it."""
     if tp.group is None:
         return x
-    out: Tensor = _CopyToRegion.apply(x, tp)  # type: ignore[no-untyped-call]
+    out: Tensor = apply(_CopyToRegion, x, tp)
     return out
 
 
@@ -112,7 +114,7 @@ def reduce_from_region(x: Tensor, tp: TensorParallel) -> Tensor:
     """Parts of all tokens to the sum of own tokens."""
     if tp.group is None:
         return x
-    out: Tensor = _ReduceFromRegion.apply(x, tp)  # type: ignore[no-untyped-call]
+    out: Tensor = apply(_ReduceFromRegion, x, tp)
     return out
 
 
@@ -126,7 +128,7 @@ def vocabulary_embedding(tokens: Tensor, weight: Parameter, tp: TensorParallel) 
     Returns:
         (own tokens, hidden).
     """
-    out: Tensor = _VocabularyEmbedding.apply(tokens, weight, tp)  # type: ignore[no-untyped-call]
+    out: Tensor = apply(_VocabularyEmbedding, tokens, weight, tp)
     return out
 
 

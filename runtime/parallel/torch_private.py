@@ -17,12 +17,12 @@ if TYPE_CHECKING:
 
 def initialise(root: FSDPModule) -> None:
     """Let FSDP finish what it does at the first forward, so that the shards' memory is final."""
-    root._get_fsdp_state()._lazy_init()  # noqa: SLF001
+    root._get_fsdp_state()._lazy_init()
 
 
 def _groups(root: FSDPModule) -> list[Any]:
-    states = root._get_fsdp_state()._state_ctx.all_states  # noqa: SLF001
-    return [group for state in states for group in state._fsdp_param_groups]  # noqa: SLF001
+    states = root._get_fsdp_state()._state_ctx.all_states
+    return [group for state in states for group in state._fsdp_param_groups]
 
 
 def accumulate_gradients(root: FSDPModule) -> None:
@@ -39,13 +39,13 @@ def reduce_gradients(root: FSDPModule) -> None:
     all become full precision first.
     """
     accumulate_gradients(root)
-    state = root._get_fsdp_state()  # noqa: SLF001
-    state._state_ctx.is_last_backward = True  # noqa: SLF001
+    state = root._get_fsdp_state()
+    state._state_ctx.is_last_backward = True
     for group in _groups(root):
         group.reduce_grads = True
         group.reshard_after_backward = True
         group.post_backward()
-    state._root_post_backward_final_callback()  # noqa: SLF001
+    state._root_post_backward_final_callback()
 
 
 def sharded_placements(cut: int | None, tp: int, shard_axis: int) -> tuple[Placement, ...]:

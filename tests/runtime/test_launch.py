@@ -43,6 +43,8 @@ def stub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
         "print('log of', rank, file=sys.stderr)\n"
         "if what == 'fail' and rank == '1':\n"
         "    raise ValueError('boom at layer 3')\n"
+        "if what == 'stopped':\n"
+        "    sys.exit(130)\n"
         "if what == 'refuse':\n"
         "    print('error[R750]: no such group\\nhint: look at it', file=sys.stderr); sys.exit(3)\n"
         "if what in {'wait', 'fail'}:\n"
@@ -94,6 +96,16 @@ def test_a_trainer_that_ends_before_training_hands_its_code_on(
     assert end.error.hint.startswith("look at it; ")
 
 
+def test_ranks_that_were_stopped_by_somebody_else_are_an_interrupted_run(
+    plan: Path, stub: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As by a scheduler that signals the ranks itself."""
+    monkeypatch.setenv("STUB", "stopped")
+    end, _, _ = ended(prepare(plan, devices=CPU, module=stub))
+    assert end.error is not None
+    assert (end.exit_code, end.error.code) == (130, "R710")
+
+
 def test_a_module_that_is_not_there_is_a_launch_that_failed(plan: Path, stub: str) -> None:
     end, _, _ = ended(prepare(plan, devices=CPU, module=f"{stub}_that_is_not_there"))
     assert end.error is not None
@@ -117,8 +129,9 @@ def test_an_interrupted_run_leaves_no_process(
     assert end.error is not None
     assert (end.exit_code, end.error.code) == (130, "R710")
     assert "newest checkpoint" in end.error.hint
-    assert err.splitlines()[-1].startswith("stopping: ")
-    assert [p.pid for p in psutil.process_iter() if stub in " ".join(_command(p))] == []
+    assert "stopping: " in err
+    config = str(plan.resolve() / "config.yaml")
+    assert [p.pid for p in psutil.process_iter() if config in _command(p)] == []
 
 
 def _command(process: psutil.Process) -> list[str]:

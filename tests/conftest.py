@@ -1,0 +1,30 @@
+"""The pool of ranks that all tests of a session share."""
+
+from __future__ import annotations
+
+import atexit
+from typing import TYPE_CHECKING
+
+import pytest
+
+from tests.ranks import RankPool
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+
+@pytest.fixture(scope="session")
+def ranks() -> Iterator[RankPool]:
+    """`ranks.run(world, function, *arguments)` gives what each rank returned."""
+    pool = RankPool()
+    atexit.register(pool.close)
+    yield pool
+    pool.close()
+    atexit.unregister(pool.close)
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Under `pytest -n` one worker runs all tests that use the pool, so that there is one pool."""
+    for item in items:
+        if "ranks" in getattr(item, "fixturenames", ()):
+            item.add_marker(pytest.mark.xdist_group("ranks"))
