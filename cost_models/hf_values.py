@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -47,7 +48,7 @@ class HfValues:
         key, value = self._first(keys)
         if value is None:
             return default
-        if isinstance(value, bool) or not isinstance(value, int | float):
+        if isinstance(value, bool) or not isinstance(value, int | float) or abs(value) > sys.float_info.max:
             message = f"{self.origin}: {key} is {show(value)}, a number is needed"
             raise TitanPlanError("C606", message, "config.json holds numbers without quotes")
         return float(value)

@@ -19,6 +19,7 @@ _EVERY = REDUCTIONS.index("every")
 _FULL = RECOMPUTES.index("full")
 # Padding of the vocabulary up to this share is usual (GPT-3's 50,257 rows are padded to 51,200: 1.9 %).
 _MOST_PADDING = 0.05
+_TRAINED_IN = frozenset({"bf16", "fp16", "fp32"})
 
 
 def _divides(part: Column, whole: Column | int) -> Column:
@@ -187,8 +188,20 @@ def context_kind(s: Setting, x: Layouts) -> Column:
     return named & ((x.cp == 1) | s.workload.fused_attention)
 
 
-def ring_runs(s: Setting, x: Layouts) -> Column:
-    return (x.cp_kind != RING) | (s.cluster.device.vendor != "cpu")
+def workload_runs(s: Setting, x: Layouts) -> Column:
+    return np.full_like(x.tp, not workload_reason(s), dtype=bool)
+
+
+def workload_reason(s: Setting) -> str:
+    """What the trainer cannot do of the workload; empty where it can do all."""
+    work, model = s.workload, s.model
+    found = [f"precision {work.precision}"] if work.precision not in _TRAINED_IN else []
+    found += ["dropout"] if work.dropout else []
+    found += [] if work.fused_attention else ["attention that is not fused"]
+    found += [] if work.causal else ["attention that is not causal"]
+    if model.position == "learned" and work.seq_len > model.positions:
+        found.append(f"seq_len {work.seq_len} with {model.positions} learned positions")
+    return f"the trainer does not run {', '.join(found)}" if found else ""
 
 
 def sp_has_tp(_: Setting, x: Layouts) -> Column:

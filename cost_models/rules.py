@@ -183,13 +183,14 @@ RULES: tuple[Rule, ...] = (
         source="runtime/parallel: one interface for all kinds",
     ),
     Rule(
-        code="R702",
-        title="ring attention needs a device whose library has it",
-        holds=checks.ring_runs,
-        reason=lambda s, x: f"ring attention over cp {x.cp} on {s.cluster.device.name}",
-        explanation="torch's ring attention has no CPU kernel; the all-gather kind runs anywhere.",
-        example="cp 2 ring on the local cluster",
-        source="torch 2.13 torch.distributed.tensor.experimental.context_parallel on CPU",
+        code="R705",
+        title="the trainer runs this workload",
+        holds=checks.workload_runs,
+        reason=lambda s, _: checks.workload_reason(s),
+        explanation="The trainer computes in bf16, fp16 or fp32, without dropout, with fused causal attention, and a model "
+        "with learned positions sees no more tokens than it has.",
+        example="precision fp8",
+        source="runtime/: what its operators compute",
         trainer_only=True,
     ),
     Rule(

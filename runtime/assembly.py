@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import nn
 
+from runtime.memory.host import to_host
 from runtime.memory.offload import HostStore
 from runtime.models.attention_kernels import kernel_for
 from runtime.models.building import Build, StepScale
@@ -149,6 +150,7 @@ def _chunk(config: TrainConfig, groups: Groups | None, device: TrainDevice, buil
         every=layout.reduce_gradients == "every",
         precision=config.workload.precision,
         gradients=build.tp.gradients,
+        swap=(lambda x: to_host(x, device)) if layout.swap_optimizer else None,
     )
     return BuiltChunk(module=module, data=data)
 

@@ -115,6 +115,9 @@ class CheckpointSection(_Section):
     interval: Count = 500
     keep: Steps = 2
     resume: Flag = True
+    asynchronous: Flag = True
+    path: Text = ""
+    load: Text = ""
 
 
 class TrainingSection(_Section):

@@ -39,12 +39,18 @@ class CheckpointOptions:
     Attributes:
         interval: steps between two checkpoints; 0 for none.
         keep: newest checkpoints that stay on disk.
-        resume: continue from the newest checkpoint in the output folder.
+        resume: continue from the newest checkpoint in the folder.
+        asynchronous: written beside training, from a copy in host memory.
+        path: folder of the checkpoints, on a disk that all nodes share; empty for `checkpoints` in the output folder.
+        load: weights in Hugging Face's form to start from where there is no checkpoint; empty for none.
     """
 
     interval: int = 500
     keep: int = 2
     resume: bool = True
+    asynchronous: bool = True
+    path: str = ""
+    load: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

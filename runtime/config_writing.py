@@ -11,7 +11,7 @@ from .config_model import model_section
 from .config_stages import stage_list
 
 if TYPE_CHECKING:
-    from .config_values import DatasetOptions, PlanSummary, TrainConfig
+    from .config_values import CheckpointOptions, DatasetOptions, PlanSummary, TrainConfig
 
 _HEAD: Final = """\
 # One training run, for the trainer. lr, warm-up, steps and dataset are placeholders: the planner does not choose them.
@@ -51,7 +51,7 @@ def _training(config: TrainConfig) -> dict[str, object]:
             "seed": options.seed,
             "dataset": _dataset(options.dataset),
             "output_dir": options.output_dir,
-            "checkpoint": asdict(options.checkpoint),
+            "checkpoint": _checkpoint(options.checkpoint),
             "dropout": workload.dropout or None,
             "causal": None if workload.causal else False,
         }
@@ -61,6 +61,12 @@ def _training(config: TrainConfig) -> dict[str, object]:
 def _dataset(options: DatasetOptions) -> dict[str, object]:
     default = asdict(type(options)())
     return {key: value for key, value in asdict(options).items() if value != default[key] or key == "name"}
+
+
+def _checkpoint(options: CheckpointOptions) -> dict[str, object]:
+    default = asdict(type(options)())
+    always = ("interval", "keep", "resume")
+    return {key: value for key, value in asdict(options).items() if key in always or value != default[key]}
 
 
 def _distributed(config: TrainConfig) -> dict[str, object]:

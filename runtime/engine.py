@@ -91,8 +91,6 @@ class Engine:
     def _update(self, norm: float, scale: float, lr: float) -> None:
         scale_gradients(self.trainables, clip_factor(norm, self._config.numerics.gradient_clip) / scale)
         self.optimizer.step(lr)
-        for chunk in self._assembly.chunks:
-            chunk.data.publish()
         self._move_router_biases()
 
     def _set_scales(self, loss_scale: float) -> None:

@@ -61,7 +61,7 @@ def check_hf(folder: str | Path, model: ModelSpec) -> HfFolder:
         folder: holds config.json, and model.safetensors or its parts with their index.
 
     Raises:
-        TitanPlanError: C603, C604, C607 what is no config.json; C660 an architecture that is not covered; C661 missing or
+        TitanPlanError: C603 to C608 what is no config.json; C660 an architecture that is not covered; C661 missing or
             damaged files or tensors; C662 weights of another model, with what differs.
     """
     folder = Path(folder).expanduser()
@@ -136,11 +136,15 @@ def _tensors(folder: Path) -> dict[str, _Tensor]:
         single = folder / SINGLE_FILE
         if not single.is_file():
             message = f"{folder} holds neither {SINGLE_FILE} nor {INDEX_FILE}"
-            raise TitanPlanError(INCOMPLETE, message, "PyTorch's *.bin files are not read: they can run code; convert them")
+            raise TitanPlanError(
+                INCOMPLETE, message, "PyTorch's *.bin files are not read: they can run code; convert them"
+            )
         return _head(single)
     placed = _json(index).get("weight_map")
     if not isinstance(placed, Mapping) or not all(_plain_name(file) for file in placed.values()):
-        raise TitanPlanError(INCOMPLETE, f"{index}: weight_map is no map of tensors to files beside it", "download again")
+        raise TitanPlanError(
+            INCOMPLETE, f"{index}: weight_map is no map of tensors to files beside it", "download again"
+        )
     found: dict[str, _Tensor] = {}
     for file in sorted(set(placed.values())):
         found |= _head(folder / file)
@@ -156,7 +160,7 @@ def _head(path: Path) -> dict[str, _Tensor]:
     try:
         with path.open("rb") as file:
             (length,) = struct.unpack("<Q", file.read(8))
-            head = json.loads(file.read(length)) if length <= _LONGEST_HEAD else None
+            head: dict[str, Any] = json.loads(file.read(min(length, _LONGEST_HEAD)))
         size = path.stat().st_size - 8 - length
         tensors = {
             name: _Tensor(file=path, dtype=value["dtype"], shape=tuple(value["shape"]))

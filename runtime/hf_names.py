@@ -1,7 +1,7 @@
 """Names of parameters: ours (`layers.3.mlp.up.weight`) against those of Hugging Face's files, family by family.
 
-Our rotary embedding turns the halves of a head against each other as transformers' `rotate_half` does, so that query and
-key rows keep their order. The families differ in the names around experts only.
+Our rotary embedding turns the halves of a head against each other as transformers' `rotate_half` does, so that query
+and key rows keep their order. The families differ in the names around experts only.
 """
 
 from __future__ import annotations

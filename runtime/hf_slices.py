@@ -35,7 +35,8 @@ def part_slices(
     for dimension in sorted(range(len(placements)), key=lambda d: (late[d], d)):
         axis = getattr(placements[dimension], "dim", None)
         if axis is not None:
-            bounds[axis] = _chunk(*bounds[axis], sizes[dimension], coordinate[dimension])
+            start, stop = bounds[axis]
+            bounds[axis] = _chunk(start, stop, sizes[dimension], coordinate[dimension])
     return tuple(slice(start, stop) for start, stop in bounds)
 
 

@@ -22,9 +22,7 @@ if TYPE_CHECKING:
 __all__ = ["HfFolder", "check_hf", "load_hf"]
 
 
-def load_hf(
-    folder: str | Path, config: TrainConfig, trainables: Iterable[Trainable], assembly: Assembly
-) -> HfFolder:
+def load_hf(folder: str | Path, config: TrainConfig, trainables: Iterable[Trainable], assembly: Assembly) -> HfFolder:
     """Fill this rank's full-precision parts and let the model compute with them.
 
     Every rank reads for itself; no collective runs. The optimizer's state is left as it is.
@@ -40,16 +38,19 @@ def load_hf(
     """
     import torch
 
+    from .parallel.trainable import publish
+
+    del assembly  # what the model computes with hangs on the trainables
+    held = list(trainables)
     source = check_hf(folder, config.model)
     experts = config.model.moe.experts if config.model.moe else 0
     with ExitStack() as open_files, torch.no_grad():
         files = _Files(source, open_files)
-        for trainable in trainables:
+        for trainable in held:
             name = _source_name(trainable.name, tied=config.model.tied_embeddings)
             tensors = hf_tensors(name, source.family, experts)
             _fill(trainable, _where(trainable), _Source(files, tensors), config.model.vocab_size)
-    for chunk in assembly.chunks:
-        chunk.data.publish()
+        publish(held)
     return source
 
 

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch import nn
 
 from runtime.memory.host import to_device, to_host
+from runtime.parallel.trainable import publish
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
@@ -41,7 +42,7 @@ class Optimizer:
             part.data = trainable.weight  # nn.Parameter made an alias; the memory must be the very same
         slices = _sliced(self._parts, SWAP_SLICES if swap else 1)
         self._slices = [_made(kind, slice_, lr) for slice_ in slices]
-        self._host = _HostState(device) if swap else None
+        self._host = _HostState(device, self._parts) if swap else None
         self.names = {id(part): t.name for t, part in self._parts}
 
     def step(self, lr: float) -> None:
@@ -53,6 +54,7 @@ class Optimizer:
         else:
             for optimizer in self._slices:
                 _run(optimizer, lr)
+            publish(t for t, _ in self._parts)
         for _, part in self._parts:
             part.grad = None
 
@@ -106,11 +108,20 @@ def _run(optimizer: torch.optim.Optimizer, lr: float) -> None:
     optimizer.step()
 
 
-class _HostState:
-    """Moves slices' state between host and device."""
+class _Arrived(NamedTuple):
+    """What of one part came to the device: its weight, if it lives on the host, and its moments."""
 
-    def __init__(self, device: TrainDevice) -> None:
+    weight: Tensor | None
+    moments: dict[str, Any]
+
+
+class _HostState:
+    """Moves slices between host and device: moments, and full-precision weights that have a copy in low precision."""
+
+    def __init__(self, device: TrainDevice, swapped: list[tuple[Trainable, nn.Parameter]]) -> None:
         self._device = device
+        self._lows = {id(part): t.low for t, part in swapped if t.low is not None}
+        self._homes = {id(part): t.weight for t, part in swapped if t.low is not None}
         self._in, self._out = device.new_stream(), device.new_stream()
 
     def step(self, slices: list[torch.optim.Optimizer], lr: float) -> None:
@@ -127,17 +138,29 @@ class _HostState:
     def adopt(self, slices: list[torch.optim.Optimizer]) -> None:
         """State that was loaded goes to the host."""
         for optimizer in slices:
-            self._send(optimizer)
+            self._send_moments(optimizer)
         self._device.wait_stream(self._device.current_stream(), self._out)
 
-    def _fetch(self, optimizer: torch.optim.Optimizer) -> dict[Any, dict[str, Any]]:
+    def _fetch(self, optimizer: torch.optim.Optimizer) -> dict[nn.Parameter, _Arrived]:
         with self._device.stream_context(self._in):
-            return {
-                part: {key: to_device(value, self._device) if _moves(value) else value for key, value in state.items()}
-                for part, state in optimizer.state.items()
-            }
+            return {part: self._arrived(part, optimizer.state.get(part, {})) for part in _parts(optimizer)}
+
+    def _arrived(self, part: nn.Parameter, state: Mapping[str, Any]) -> _Arrived:
+        moments = {key: to_device(value, self._device) if _moves(value) else value for key, value in state.items()}
+        return _Arrived(to_device(part.data, self._device) if id(part) in self._lows else None, moments)
 
     def _send(self, optimizer: torch.optim.Optimizer) -> None:
+        for part in _parts(optimizer):
+            if id(part) in self._lows:
+                self._lows[id(part)].copy_(part.data)
+        self._send_moments(optimizer)
+        with self._device.stream_context(self._out):
+            for part in _parts(optimizer):
+                if id(part) in self._lows:
+                    self._homes[id(part)].copy_(part.data, non_blocking=self._device.can_pin)
+                    part.data = self._homes[id(part)]
+
+    def _send_moments(self, optimizer: torch.optim.Optimizer) -> None:
         self._device.wait_stream(self._out, self._device.current_stream())
         with self._device.stream_context(self._out):
             for state in optimizer.state.values():
@@ -146,11 +169,18 @@ class _HostState:
                         state[key] = to_host(value, self._device)
 
 
-def _adopt(optimizer: torch.optim.Optimizer, arriving: dict[Any, dict[str, Any]]) -> None:
-    for part, state in arriving.items():
-        optimizer.state[part] = state
-
-
 def _moves(value: object) -> bool:
     """Moments move; the step's count is a number, or a tensor of one."""
     return isinstance(value, torch.Tensor) and value.ndim > 0
+
+
+def _parts(optimizer: torch.optim.Optimizer) -> list[nn.Parameter]:
+    return [part for group in optimizer.param_groups for part in group["params"]]
+
+
+def _adopt(optimizer: torch.optim.Optimizer, arriving: Mapping[nn.Parameter, _Arrived]) -> None:
+    for part, arrived in arriving.items():
+        if arrived.weight is not None:
+            part.data = arrived.weight
+        if arrived.moments:
+            optimizer.state[part] = arrived.moments

@@ -8,6 +8,7 @@ import faulthandler
 import gc
 import importlib
 import os
+import pickle
 import signal
 import sys
 import traceback
@@ -60,7 +61,7 @@ def _serve(address: str, folder: Path) -> None:
     connection.send(os.getpid())
     while True:
         try:
-            case = connection.recv()
+            case = pickle.loads(connection.recv_bytes())  # noqa: S301 - from the test that made us
         except EOFError:
             return
         _answer(connection, *case)
@@ -73,7 +74,7 @@ def _answer(connection: Connection, rank: int, world: int, store: str, name: tup
         value = (False, traceback.format_exc())
     finally:
         gc.collect()
-    connection.send(value)
+    connection.send_bytes(pickle.dumps(value))
 
 
 def _run(rank: int, world: int, store: str, name: tuple[str, str], arguments: Any) -> object:  # noqa: ANN401

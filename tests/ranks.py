@@ -7,6 +7,7 @@ until the session ends or a case leaves them in doubt (a hang, a death, an error
 from __future__ import annotations
 
 import os
+import pickle
 import signal
 import subprocess
 import sys
@@ -62,7 +63,8 @@ class RankPool:
         store = Path(self._folder.name) / f"store-{self._cases}"
         name = (function.__module__, function.__qualname__)
         for rank, worker in enumerate(self._workers[:world]):
-            worker.connection.send((rank, world, str(store), name, arguments))
+            # Not `send`: with torch's reducers it would pass tensors by shared memory, between related processes only.
+            worker.connection.send_bytes(pickle.dumps((rank, world, str(store), name, arguments)))
         answers, told = self._answers(world, timeout_s)
         store.unlink(missing_ok=True)
         if told:
@@ -82,7 +84,7 @@ class RankPool:
                 assert isinstance(connection, Connection)
                 rank = ranks.pop(connection)
                 try:
-                    fine, value = connection.recv()
+                    fine, value = pickle.loads(connection.recv_bytes())  # noqa: S301 - from our own process
                 except (EOFError, ConnectionError):
                     fine, value = False, "Died:\n" + self._log(rank)
                 (answers if fine else told)[rank] = value

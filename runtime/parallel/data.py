@@ -9,7 +9,7 @@ import torch
 from .replicated import BUCKET_BYTES, Copies, Replicated, replicated_whole
 from .sharded import Sharded
 from .torch_private import sharded_placements
-from .trainable import Trainable, Whole
+from .trainable import Swapping, Trainable, Whole
 
 if TYPE_CHECKING:
     import torch.distributed as dist
@@ -30,7 +30,7 @@ class DataParallel(Protocol):
     """One model chunk's gradients and weights over data-parallel ranks.
 
     A step: `begin_step`, then for each micro batch forward, `before_backward`, backward (and, where weight gradients
-    were deferred, `after_weights`), then `finish`, the optimizer on `trainables`, and `publish`.
+    were deferred, `after_weights`), then `finish` and the optimizer on `trainables`.
     """
 
     trainables: tuple[Trainable, ...]
@@ -43,8 +43,6 @@ class DataParallel(Protocol):
 
     def finish(self) -> None: ...  # noqa: D102
 
-    def publish(self) -> None: ...  # noqa: D102
-
 
 def data_parallel(
     module: Decoder,
@@ -56,6 +54,7 @@ def data_parallel(
     every: bool,
     precision: str,
     gradients: WeightGradients,
+    swap: Swapping | None = None,
 ) -> DataParallel:
     """Data parallelism of a chunk as the layout asks; `groups` is None for a single process."""
     dtype = DTYPES[precision]
@@ -69,6 +68,7 @@ def data_parallel(
             gradients=gradients,
             bucket_bytes=BUCKET_BYTES if options.fuse_gradient else 1,
             asynchronous=options.async_allreduce,
+            swap=swap,
         )
     assert groups is not None  # noqa: S101 - ZeRO over one rank is refused by D212
     return Sharded(
@@ -84,6 +84,7 @@ def data_parallel(
         gradients=gradients,
         fused=options.fuse_gradient,
         asynchronous=options.async_allreduce,
+        swap=swap,
     )
 
 

@@ -14,7 +14,7 @@ import torch.distributed as dist
 from torch import nn
 from torch.distributed.tensor.placement_types import Replicate, Shard
 
-from .trainable import Trainable, Whole
+from .trainable import Swapping, Trainable, Whole
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
@@ -61,20 +61,23 @@ class Replicated:
         gradients: WeightGradients,
         bucket_bytes: int = BUCKET_BYTES,
         asynchronous: bool = True,
+        swap: Swapping | None = None,
     ) -> None:
         self._asynchronous = asynchronous
         self._last = False
         self._store = gradients
         gradients.on_gradient = self._arrived
         named = [(n, p) for n, p in module.named_parameters() if p.requires_grad]
-        main = {n: p.detach() if p.dtype == dtype else p.detach().clone() for n, p in named}
-        for _, parameter in named:
-            parameter.data = parameter.data.to(dtype)
+        self._low = dtype != torch.float32
+        main: dict[str, Tensor] = {}
+        for name, parameter in named:
+            main[name] = parameter.detach()
+            if self._low:
+                main[name] = parameter.detach() if swap is None else swap(parameter.detach())
+                parameter.data = parameter.data.to(dtype)
         self._views: dict[int, Tensor] = {}
         self._bucket_of: dict[int, _Bucket] = {}
         self._buckets = self._fill(((p, roles[n]) for n, p in reversed(named)), copies, bucket_bytes)
-        self._pairs = [(p, main[n]) for n, p in named]
-        self._low = dtype != torch.float32
         for _, parameter in named:
             if not self._low:
                 parameter.grad = self._views[id(parameter)]
@@ -87,6 +90,7 @@ class Replicated:
                 gradient=lambda p=p: self._views[id(p)],  # type: ignore[misc]
                 copies=copies.count(roles[n]),
                 whole=copies.whole(n, p, roles[n]),
+                low=p.detach() if self._low else None,
             )
             for n, p in named
         )
@@ -159,13 +163,6 @@ class Replicated:
                 bucket.work.wait()
                 bucket.work = None
         self._last = False
-
-    def publish(self) -> None:
-        """The optimizer has updated the full-precision weights."""
-        if self._low:
-            with torch.no_grad():
-                for parameter, main in self._pairs:
-                    parameter.copy_(main)
 
 
 def replicated_whole(parameter: nn.Parameter, role: Role, size: int, mesh: object) -> Whole:

@@ -13,8 +13,8 @@ import torch
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor.placement_types import Shard
 
-from .torch_private import accumulate_gradients, initialise, local_part, reduce_gradients
-from .trainable import Trainable
+from .torch_private import accumulate_gradients, initialise, keep_gradients_wide, local_part, reduce_gradients
+from .trainable import Swapping, Trainable
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -53,6 +53,7 @@ class Sharded:
         gradients: WeightGradients,
         fused: bool = True,
         asynchronous: bool = True,
+        swap: Swapping | None = None,
     ) -> None:
         self._zero, self._every, self._asynchronous = zero, every, asynchronous
         self._store = gradients
@@ -61,7 +62,9 @@ class Sharded:
         axes: dict[str, int] = {}
         names = {id(p): n for n, p in module.named_parameters()}
         policy = MixedPrecisionPolicy(
-            param_dtype=None if dtype == torch.float32 else dtype, reduce_dtype=torch.float32, cast_forward_inputs=False
+            param_dtype=None if dtype == torch.float32 or swap else dtype,
+            reduce_dtype=torch.float32,
+            cast_forward_inputs=False,
         )
 
         def shard(part: nn.Module, mesh: DeviceMesh, *, reshard: bool) -> None:
@@ -75,6 +78,7 @@ class Sharded:
             usable = mesh if mesh.size(0) > 1 else mesh["shard"]
             fully_shard(part, mesh=usable, mp_policy=policy, reshard_after_forward=reshard, shard_placement_fn=axis)
 
+        main = _swapped_out(module, roles, dense, experts, dtype, swap) if swap and dtype != torch.float32 else {}
         for part, is_expert in _units(module, fused=fused):
             shard(part, experts if is_expert else dense, reshard=zero == 3)
         shard(module, dense, reshard=False)
@@ -85,15 +89,18 @@ class Sharded:
                 part.set_gradient_divide_factor(1.0)
                 part.set_force_sum_reduction_for_comms(True)
         initialise(self._root)
+        if main:
+            keep_gradients_wide(self._root)
         self._parameters = [(n, p) for n, p in module.named_parameters() if p.requires_grad]
         self.trainables = tuple(
             Trainable(
                 name=n,
                 role=roles[n],
-                weight=local_part(p),
+                weight=main.get(n, local_part(p)),
                 gradient=lambda p=p: _gradient(p),  # type: ignore[misc]
                 copies=copies(roles[n]),
                 whole=whole(n, shapes[n], roles[n], axes[n]),
+                low=local_part(p) if main else None,
             )
             for n, p in self._parameters
         )
@@ -127,9 +134,6 @@ class Sharded:
             reduce_gradients(self._root)
         self._synced = True
 
-    def publish(self) -> None:
-        """The shards are the weights: the next forward gathers them."""
-
 
 def shard_axis(shape: torch.Size, size: int) -> int:
     """The first axis that splits evenly; the first of all where none does (shards are then padded)."""
@@ -151,6 +155,22 @@ def _units(module: Decoder, *, fused: bool) -> list[tuple[nn.Module, bool]]:
     if not tied:
         units += [(part, False) for part in (module.embedding, module.head) if part is not None]
     return units
+
+
+def _swapped_out(
+    module: Decoder, roles: dict[str, Role], dense: DeviceMesh, experts: DeviceMesh, dtype: torch.dtype, swap: Swapping
+) -> dict[str, Tensor]:
+    """Full-precision shards go to the host; what FSDP then shards is in low precision already."""
+    found: dict[str, Tensor] = {}
+    for name, parameter in module.named_parameters():
+        mesh = experts if roles[name].expert else dense
+        size, rank = mesh.size(-1), mesh.get_local_rank("shard")
+        axis = shard_axis(parameter.shape, size)
+        shards = parameter.detach().chunk(size, axis)
+        empty = parameter.detach().narrow(axis, 0, 0)
+        found[name] = swap(shards[rank] if rank < len(shards) else empty)
+        parameter.data = parameter.data.to(dtype)
+    return found
 
 
 def _gradient(parameter: nn.Parameter) -> Tensor | None:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+import torch
 from torch.distributed.tensor.placement_types import Replicate, Shard, _StridedShard
 
 if TYPE_CHECKING:
@@ -46,6 +47,14 @@ def reduce_gradients(root: FSDPModule) -> None:
         group.reshard_after_backward = True
         group.post_backward()
     state._root_post_backward_final_callback()
+
+
+def keep_gradients_wide(root: FSDPModule) -> None:
+    """Reduced gradients stay in full precision though the parameters are not: FSDP would cast them to be alike."""
+    for group in _groups(root):
+        group._orig_dtype = torch.float32
+        for parameter in group.fsdp_params:
+            parameter.sharded_param.grad_dtype = None
 
 
 def sharded_placements(cut: int | None, tp: int, shard_axis: int) -> tuple[Placement, ...]:

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-if TYPE_CHECKING:
-    from collections.abc import Callable
+import torch
 
+if TYPE_CHECKING:
     from torch import Tensor
     from torch.distributed.device_mesh import DeviceMesh
     from torch.distributed.tensor.placement_types import Placement
@@ -29,13 +30,18 @@ class Whole:
     placements: tuple[Placement, ...]
 
 
+Swapping = Callable[["Tensor"], "Tensor"]
+"""Moves full-precision weights to the host, where they wait for the update."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Trainable:
     """One parameter's part.
 
     Attributes:
         name: of the parameter in the whole model.
-        weight: full precision; the optimizer updates it in place.
+        weight: full precision; the optimizer updates it in place. On the host where it is swapped out.
+        low: the copy in low precision that the model computes with, on the device; None where that is the weight.
         gradient: full precision, reduced over the ranks that hold copies; None before the first backward.
         copies: ranks of the world that hold this very part; a sum over the world counts it so often.
         borrowed: a copy that another stage owns (the head of a tied embedding); it is updated but not counted or saved.
@@ -47,4 +53,13 @@ class Trainable:
     gradient: Callable[[], Tensor | None]
     copies: int
     whole: Whole
+    low: Tensor | None = None
     borrowed: bool = False
+
+
+def publish(trainables: Iterable[Trainable]) -> None:
+    """Low-precision copies follow their weights."""
+    with torch.no_grad():
+        for trainable in trainables:
+            if trainable.low is not None:
+                trainable.low.copy_(trainable.weight)

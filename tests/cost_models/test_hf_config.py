@@ -9,7 +9,7 @@ import pytest
 
 from cost_models.catalog import find_model
 from cost_models.errors import TitanPlanError
-from cost_models.hf_config import SUPPORTED_MODEL_TYPES, load_hf_config, parse_hf_config
+from cost_models.hf_config import SUPPORTED_MODEL_TYPES, hf_notes, load_hf_config, parse_hf_config
 from cost_models.model import ModelSpec
 
 
@@ -30,23 +30,25 @@ def config(
 
 DEEPSEEK = {"kv_lora_rank": 512, "qk_nope_head_dim": 128, "qk_rope_head_dim": 64, "v_head_dim": 128, "head_dim": 64}
 YARN = {"rope_scaling": {"type": "yarn", "factor": 40, "original_max_position_embeddings": 4096}}
+QWEN = {"rope_theta": 1e6, "rms_norm_eps": 1e-6}
 QWEN_WINDOW = {"sliding_window": 131072, "use_sliding_window": False, "max_window_layers": 28}
 CONFIGS = {
-    "llama2-7b": config("llama", 4096, 32, 32, None, 11008, 32000, max_position_embeddings=4096, pretraining_tp=1),
-    "llama2-70b": config("llama", 8192, 80, 64, 8, 28672, 32000, max_position_embeddings=4096),
+    "llama2-7b": config("llama", 4096, 32, 32, None, 11008, 32000, max_position_embeddings=4096, rms_norm_eps=1e-5),
+    "llama2-70b": config("llama", 8192, 80, 64, 8, 28672, 32000, max_position_embeddings=4096, rms_norm_eps=1e-5),
     "llama3.1-405b": config(
         "llama", 16384, 126, 128, 8, 53248, 128256, max_position_embeddings=131072, attention_bias=False,
+        rope_theta=500000.0, rms_norm_eps=1e-5,
         rope_scaling={"rope_type": "llama3", "original_max_position_embeddings": 8192},
     ),
-    "qwen2.5-0.5b": config("qwen2", 896, 24, 14, 2, 4864, 151936, tie_word_embeddings=True, **QWEN_WINDOW),
-    "qwen2.5-72b": config("qwen2", 8192, 80, 64, 8, 29568, 152064, max_position_embeddings=131072),
+    "qwen2.5-0.5b": config("qwen2", 896, 24, 14, 2, 4864, 151936, tie_word_embeddings=True, **QWEN_WINDOW, **QWEN),
+    "qwen2.5-72b": config("qwen2", 8192, 80, 64, 8, 29568, 152064, max_position_embeddings=131072, rope_theta=1e6, rms_norm_eps=1e-5),
     "qwen3-0.6b": config(
-        "qwen3", 1024, 28, 16, 8, 3072, 151936, head_dim=128, tie_word_embeddings=True, max_position_embeddings=40960
+        "qwen3", 1024, 28, 16, 8, 3072, 151936, head_dim=128, tie_word_embeddings=True, max_position_embeddings=40960, **QWEN
     ),
-    "qwen3-32b": config("qwen3", 5120, 64, 64, 8, 25600, 151936, attention_bias=False),
+    "qwen3-32b": config("qwen3", 5120, 64, 64, 8, 25600, 151936, attention_bias=False, **QWEN),
     "qwen3-30b-a3b": config(
         "qwen3_moe", 2048, 48, 32, 4, 6144, 151936, head_dim=128, num_experts=128, num_experts_per_tok=8,
-        moe_intermediate_size=768, decoder_sparse_step=1, mlp_only_layers=[],
+        moe_intermediate_size=768, decoder_sparse_step=1, mlp_only_layers=[], **QWEN,
     ),
     "mixtral-8x22b": config(
         "mixtral", 6144, 56, 48, 8, 16384, 32000, num_local_experts=8, num_experts_per_tok=2, sliding_window=None,
@@ -73,6 +75,35 @@ CONFIGS = {
 def test_a_config_gives_the_model_of_the_catalogue(name: str) -> None:
     got = parse_hf_config(CONFIGS[name], f"hub/{name}/config.json")
     assert got == find_model(name)
+
+
+@pytest.mark.parametrize(
+    ("kind", "theta", "epsilon"),
+    [("llama", 1e4, 1e-6), ("mistral", 1e4, 1e-6), ("qwen2", 1e4, 1e-6), ("mixtral", 1e6, 1e-5)],
+)
+def test_rotary_base_and_epsilon_default_as_in_transformers(kind: str, theta: float, epsilon: float) -> None:
+    got = parse_hf_config(small(kind, num_local_experts=4, num_experts_per_tok=2), "m/config.json")
+    assert (got.rope_theta, got.norm_epsilon) == (theta, epsilon)
+
+
+@pytest.mark.parametrize(
+    "values", [{"rope_theta": 5e5}, {"rope_parameters": {"rope_theta": 5e5, "rope_type": "default"}}]
+)
+def test_the_rotary_base_is_read_from_both_places(values: dict[str, object]) -> None:
+    assert parse(**values).rope_theta == 5e5
+    assert not hf_notes(small(**values))
+
+
+@pytest.mark.parametrize("key", ["rope_scaling", "rope_parameters"])
+def test_scaled_rotary_angles_are_noted(key: str) -> None:
+    (note,) = hf_notes(small(**{key: {"rope_type": "llama3", "factor": 8.0}}))
+    assert "rope_scaling llama3 is left out" in note
+
+
+@pytest.mark.parametrize(("key", "value"), [("rms_norm_eps", "1e-5"), ("rope_theta", -1.0), ("rope_theta", 10**400)])
+def test_a_rotary_base_or_epsilon_that_is_none_is_refused(key: str, value: object) -> None:
+    with pytest.raises(TitanPlanError, match=key):
+        parse(**{key: value})
 
 
 @pytest.mark.parametrize(

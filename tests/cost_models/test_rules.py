@@ -30,11 +30,12 @@ def setting_of(
     batch: int = 256,
     seq_len: int = 4096,
     fused_attention: bool = True,
+    precision: str = "bf16",
 ) -> Setting:
     found = find_cluster(cluster)
     return Setting(
         model=find_model(model) if isinstance(model, str) else model,
-        workload=Workload(seq_len=seq_len, global_batch=batch, fused_attention=fused_attention),
+        workload=Workload(seq_len=seq_len, global_batch=batch, fused_attention=fused_attention, precision=precision),
         cluster=found,
         stack=TITAN,
         calibration=calibration_of(found.device.name),
@@ -153,7 +154,13 @@ STATEMENTS: dict[str, Statement] = {
     "B501": lambda s, x: x.micro_batch * x.accumulation * x.dp == s.workload.global_batch,
     "B502": lambda _, x: x.reduce_gradients == "last" or (x.accumulation > 1 and x.zero in {2, 3}),
     "R701": lambda s, x: (x.cp_kind == "none") if x.cp == 1 else (x.cp_kind != "none" and s.workload.fused_attention),
-    "R702": lambda s, x: x.cp_kind != "ring" or s.cluster.device.vendor != "cpu",
+    "R705": lambda s, _: (
+        s.workload.precision in {"bf16", "fp16", "fp32"}
+        and s.workload.fused_attention
+        and s.workload.causal
+        and not s.workload.dropout
+        and (s.model.position != "learned" or s.workload.seq_len <= s.model.positions)
+    ),
     "R703": lambda _, x: x.tp > 1 or not x.sp,
     "R704": lambda _, x: x.ep == 1 or x.tp == 1 or x.sp,
 }
@@ -271,7 +278,8 @@ BREAKS: list[tuple[str, Setting, Layout, list[str]]] = [
     ("B502", LLAMA, replace(SOUND, reduce_gradients="every", zero=1, dp_shard=4), ["ZeRO-1", "64"]),
     ("R701", LLAMA, replace(SOUND, cp=2), ["2", "none"]),
     ("R701", setting_of(fused_attention=False), replace(SOUND, cp=2, cp_kind="ring"), ["2", "unfused"]),
-    ("R702", setting_of("tiny", 2, cluster="local"), replace(SOUND, cp=2, cp_kind="ring"), ["2", "cpu"]),
+    ("R705", setting_of(precision="fp8"), SOUND, ["fp8"]),
+    ("R705", setting_of("gpt2-1.5b", seq_len=2048), SOUND, ["2048", "1024"]),
     ("R703", LLAMA, replace(SOUND, tp=1), ["1"]),
     ("R704", MIXTRAL, replace(SOUND, sp=False, ep=8), ["8", "4"]),
 ]
@@ -311,12 +319,12 @@ def test_an_expert_group_must_lie_in_the_shards_only_where_zero_shards() -> None
 
 
 def test_limits_of_our_trainer_do_not_bind_other_programs() -> None:
-    ring_on_cpu = Layout(cp=2, cp_kind="ring", accumulation=16)
-    local = setting_of("tiny", 2, cluster="local", batch=16, seq_len=128)
-    told = violation(local, ring_on_cpu)
+    layout = Layout(dp=2, accumulation=8)
+    low = setting_of("tiny", 2, cluster="local", batch=16, seq_len=128, precision="fp8")
+    told = violation(low, layout)
     assert told is not None
-    assert told.code == "R702"
-    assert violation(local, ring_on_cpu, trainer=False) is None
+    assert told.code == "R705"
+    assert violation(low, layout, trainer=False) is None
 
 
 @pytest.mark.parametrize(

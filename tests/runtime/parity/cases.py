@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from typing import Any, Final
 
 from tests.runtime.parity.models import MODELS
-from tests.runtime.parity.training import Sections, config_of
+from tests.runtime.parity.training import BATCH, Sections, config_of
 
 _KEYS: Final = {
     "batch": "training.batch_size",
@@ -67,8 +67,10 @@ class Case:
 
 
 def case(model: str = "tiny", *, move_all: bool = False, **keys: Any) -> Case:  # noqa: ANN401
-    """A case by short keys."""
-    sections = sections_of(keys)
+    """A case by short keys; few micro batches where none are asked for, since each one costs gloo's latency."""
+    dp, pp = keys.get("dp", 1), keys.get("pp", 1)
+    micro_batches = 2 if pp == 1 else 2 * pp
+    sections = sections_of({"micro_batch": max(BATCH // (dp * micro_batches), 1), **keys})
     config = config_of(MODELS[model], sections)
     marks = [f"{key}={keys[key]}" for key in _NOT_IN_NAME if key in keys] + ["all"] * move_all
     return Case(

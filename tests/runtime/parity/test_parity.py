@@ -15,12 +15,13 @@ if TYPE_CHECKING:
 
 STEPS = 10
 ALONE = (
-    case(micro_batch=4),
+    case(micro_batch=1),
+    case(micro_batch=8),
     case(recompute="selective"),
     case(recompute="full"),
     case(recompute=2),
     case(swap=True),
-    case(offload=True, micro_batch=4),
+    case(offload=True),
     case(offload=True, move_all=True),
     case(offload=True, recompute="selective", move_all=True),
     case(offload=True, recompute=2, move_all=True),
@@ -61,7 +62,7 @@ ALONE = (
     case("tiny-moe", tp=2, ep=2),
     case("tiny-moe", cp=2, cp_kind="ulysses", ep=2),
     case("tiny-moe", recompute="full"),
-    case("tiny-moe", recompute="selective", micro_batch=4),
+    case("tiny-moe", recompute="selective"),
 )
 COMBINED = (
     # 4 ranks

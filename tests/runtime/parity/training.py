@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -18,6 +19,7 @@ from runtime.parallel.groups import RankGrid
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
+    from cost_models.layout import Layout
     from runtime.config_values import TrainConfig
 
 BATCH, SEQ_LEN, LR = 8, 64, 1e-3
@@ -72,3 +74,9 @@ def train_config(config: TrainConfig, steps: int) -> Curve:
         found = engine.step(mine, LR)
         curve.append((found.loss, found.grad_norm))
     return curve
+
+
+def train_layout(model: Mapping[str, Any], workload: Mapping[str, Any], layout: Layout, steps: int) -> Curve:
+    """Train under a layout as it is: no rule is asked, no size derived. `workload` are keys of `training`."""
+    config = config_of(model, {"training": dict(workload)})
+    return train_config(replace(config, layout=layout), steps)
