@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import nn
 
+from runtime.compiling import compile_layers
 from runtime.memory.host import to_host
 from runtime.memory.offload import HostStore
 from runtime.models.attention_kernels import kernel_for
@@ -140,6 +141,8 @@ def _chunk(config: TrainConfig, groups: Groups | None, device: TrainDevice, buil
         module = Decoder(model, chunk_of(layout, model, stage), build)
     roles = {name: role_of(name, model, layout) for name, _ in module.named_parameters()}
     materialise(module, config, roles, groups, device.torch_device)
+    if config.numerics.compile:
+        compile_layers(module, device.kind)
     assert build.tp.gradients is not None  # noqa: S101 - `_build` made it
     data = data_parallel(
         module,

@@ -93,7 +93,7 @@ class Checkpoints:
         self._ranks = Ranks(alone=assembly.groups is None)
         self._run = secrets.token_hex(8)
         self._thread: threading.Thread | None = None
-        self._error: BaseException | None = None
+        self._error: TitanPlanError | None = None
         self._failed: TitanPlanError | None = None
         self._in_flight: int | None = None
         self._saved: int | None = None
@@ -145,6 +145,8 @@ class Checkpoints:
         if step == self._saved:
             return
         self._in_flight = step
+        # Whatever ends the thread before it says that all is well is a failure.
+        self._error = TitanPlanError("R755", f"writing the checkpoint of step {step} broke off", exit_code=_FAILED)
         parts, updates = self._state.staged()
         record = self._record(step, position, dataset_digest)
         rng = {"cpu": torch.get_rng_state(), "device": self._device.rng_state()}
@@ -200,10 +202,13 @@ class Checkpoints:
             write_parts(parts, partial, self._ranks)
             self._ranks.first(lambda: self._publish(partial, replace(record, optimizer_steps=steps)))
         except BaseException as error:  # noqa: BLE001 - told when the main thread asks
-            self._error = error
+            self._error = self._complaint(error)
+            if self._error is not error:
+                self._error.__cause__ = error
             if partial is not None and self._ranks.leads:
                 discard(partial)
             return
+        self._error = None
         if self._ranks.leads:
             try:
                 trim(self._folder, self._options.keep, self._run)
@@ -223,13 +228,12 @@ class Checkpoints:
             return
         self._thread.join()
         self._thread = None
-        error, self._error = self._error, None
-        if error is None:
-            self._failed, self._saved = None, self._in_flight
+        self._failed, self._error = self._error, None
+        if self._failed is None:
+            self._saved = self._in_flight
             return
-        self._failed = self._complaint(error)
         if final or self._failed.code != _DISK_FULL:
-            raise self._failed from error
+            raise self._failed
         if self._ranks.leads:
             _LOG.error("error[%s]: %s; training goes on. hint: %s", _DISK_FULL, self._failed.message, self._failed.hint)
 

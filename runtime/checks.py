@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from cost_models.errors import TitanPlanError
 
-from .checkpoint import check_checkpoint
+from .checkpoint_files import check_checkpoint
 from .data import check_dataset
 from .guard import check_layout
 from .hf_weights import check_hf

@@ -15,14 +15,13 @@ if TYPE_CHECKING:
 
     from torch import Tensor
 
-    from .assembly import Assembly
     from .config_values import TrainConfig
     from .parallel.trainable import Trainable
 
 __all__ = ["HfFolder", "check_hf", "load_hf"]
 
 
-def load_hf(folder: str | Path, config: TrainConfig, trainables: Iterable[Trainable], assembly: Assembly) -> HfFolder:
+def load_hf(folder: str | Path, config: TrainConfig, trainables: Iterable[Trainable]) -> HfFolder:
     """Fill this rank's full-precision parts and let the model compute with them.
 
     Every rank reads for itself; no collective runs. The optimizer's state is left as it is.
@@ -40,7 +39,6 @@ def load_hf(folder: str | Path, config: TrainConfig, trainables: Iterable[Traina
 
     from .parallel.trainable import publish
 
-    del assembly  # what the model computes with hangs on the trainables
     held = list(trainables)
     source = check_hf(folder, config.model)
     experts = config.model.moe.experts if config.model.moe else 0

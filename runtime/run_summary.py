@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from .checkpoint import Progress
     from .config_values import TrainConfig
 
 
@@ -26,3 +27,20 @@ def run_summary(config: TrainConfig, kind: str, data: str, total_steps: int) -> 
         f"output  {config.training.output_dir}",
     ]
     return "\n".join(lines + [f"changed {line}" for line in config.overrides])
+
+
+def changed_since(progress: Progress, config: TrainConfig, digest: str) -> list[str]:
+    """What of the data is not as it was when the checkpoint was written: the run then sees other sequences than before.
+
+    Args:
+        digest: of the data set's tokens now.
+    """
+    pairs = {
+        "training.seed": (progress.seed, config.training.seed),
+        "training.seq_len": (progress.seq_len, config.workload.seq_len),
+        "the data's digest": (progress.dataset_digest, digest),
+    }
+    lines = [f"note: {name} was {old!r} and is {new!r}" for name, (old, new) in pairs.items() if old and old != new]
+    if progress.layout != config.layout.name:
+        lines.append(f"layout was {progress.layout}, the checkpoint is cut anew for {config.layout.name}")
+    return lines

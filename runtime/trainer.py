@@ -5,8 +5,11 @@ from __future__ import annotations
 import logging
 import sys
 import time
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
+
+from cost_models.errors import TitanPlanError
 
 from .assembly import Assembly, assemble
 from .checkpoint import Checkpoints
@@ -17,11 +20,11 @@ from .faults import StopRequest, connection_error, disk_full, is_connection_erro
 from .hf_weights import load_hf
 from .metrics import StepMeter
 from .metrics_files import MetricsWriter
-from .run_summary import run_summary
+from .run_summary import changed_since, run_summary
 from .step_line import step_line
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Iterable, Mapping
 
     from .config_values import TrainConfig
     from .data import TokenSequences
@@ -101,12 +104,20 @@ class _Run:
         try:
             with StopRequest() as stop, self._loader() as loader:
                 stopped = self._steps(loader, stop, writer)
+        except TitanPlanError:
+            self._finish_quietly()
+            raise
         finally:
             if writer is not None:
                 writer.close()
         self._checkpoints.finish()
         if stopped:
             self._leave_early()
+
+    def _finish_quietly(self) -> None:
+        """A save under way is worth keeping when the run ends for a bad loss; what goes wrong with it is not the news."""
+        with suppress(Exception):
+            self._checkpoints.finish()
 
     def _loader(self) -> DataLoader:
         layout = self._config.layout
@@ -127,10 +138,16 @@ class _Run:
         if found is not None:
             progress = self._checkpoints.load(found)
             self._step, self._position = progress.step, progress.position
+            self._tell_all(changed_since(progress, self._config, self._tokens.digest))
             return self._step
         if options.load:
-            load_hf(options.load, self._config, self._engine.trainables, self._assembly)
+            folder = load_hf(options.load, self._config, self._engine.trainables)
+            self._tell_all((f"weights from {options.load}", *folder.notes))
         return None
+
+    def _tell_all(self, lines: Iterable[str]) -> None:
+        for line in lines if self._leads else ():
+            _tell(line)
 
     def _steps(self, loader: DataLoader, stop: StopRequest, writer: MetricsWriter | None) -> bool:
         """Take steps; True if a signal ended them."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import ctypes
-import datetime
+import datetime as dt
 import faulthandler
 import gc
 import importlib
@@ -25,7 +25,7 @@ import runtime.engine  # noqa: F401 - imported before the fork, so that it is pa
 if TYPE_CHECKING:
     from multiprocessing.connection import Connection
 
-_COLLECTIVE_TIMEOUT = datetime.timedelta(seconds=60)
+_COLLECTIVE_TIMEOUT = dt.timedelta(seconds=60)
 _PR_SET_PDEATHSIG = 1
 
 

@@ -1,7 +1,7 @@
 """A pool of worker processes that play the ranks of one test case after the other.
 
-Importing torch is what a rank costs, so it is paid once: a template process imports it and forks the ranks. They live
-until the session ends or a case leaves them in doubt (a hang, a death, an error in some of them), and are then replaced.
+Importing torch is what a rank costs, so it is paid once: a template process imports it and forks the ranks. They
+live until the session ends or a case leaves them in doubt (a hang, a death, an error in some), and are then replaced.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ class _Worker:
     log: Path
 
 
-class RankFailure(AssertionError):
+class RankError(AssertionError):
     """A case failed: what each rank that failed said."""
 
 
@@ -56,7 +56,7 @@ class RankPool:
             What each rank returned, by rank. Arguments and results are pickled.
 
         Raises:
-            RankFailure: with the traceback of each rank that failed; for a hang, with where each rank stood.
+            RankError: with the traceback of each rank that failed; for a hang, with where each rank stood.
         """
         self._grow(world)
         self._cases += 1
@@ -70,7 +70,7 @@ class RankPool:
         if told:
             if len(answers) + len(told) < world or any("Died" in text for text in told.values()):
                 told |= self._replace(world, set(answers) | set(told))
-            raise RankFailure("\n".join(f"--- rank {rank} of {world}\n{text}" for rank, text in sorted(told.items())))
+            raise RankError("\n".join(f"--- rank {rank} of {world}\n{text}" for rank, text in sorted(told.items())))
         return [answers[rank] for rank in range(world)]
 
     def _answers(self, world: int, timeout_s: float) -> tuple[dict[int, Any], dict[int, str]]:
@@ -126,7 +126,7 @@ class RankPool:
 
     def _accepted(self, listener: Listener) -> _Worker:
         """The worker that was just forked; a template that died is told instead of waited for."""
-        socket = listener._listener._socket  # type: ignore[attr-defined]  # noqa: SLF001 - Listener has no timeout
+        socket = listener._listener._socket  # type: ignore[attr-defined]
         socket.settimeout(_START_S)
         connection = listener.accept()
         pid = connection.recv()

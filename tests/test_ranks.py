@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 import psutil
 import pytest
 
-from tests.ranks import RankFailure
+from tests.ranks import RankError
 
 if TYPE_CHECKING:
     from tests.ranks import RankPool
@@ -71,21 +71,21 @@ def test_ranks_communicate_case_after_case_in_the_same_processes(ranks: RankPool
 
 def test_a_fault_of_all_ranks_is_told_and_their_processes_stay(ranks: RankPool) -> None:
     before = [pid for pid, _ in ranks.run(2, summed, 1)]
-    with pytest.raises(RankFailure, match=r"rank 0 of 2\n.*(?s:.)*rank 1 of 2\n(?s:.)*a fault of all ranks"):
+    with pytest.raises(RankError, match=r"rank 0 of 2\n.*(?s:.)*rank 1 of 2\n(?s:.)*a fault of all ranks"):
         ranks.run(2, failing_everywhere)
     assert [pid for pid, _ in ranks.run(2, summed, 1)] == before
 
 
 def test_a_fault_of_one_rank_is_told_and_the_others_do_not_wait(ranks: RankPool) -> None:
     start = time.monotonic()
-    with pytest.raises(RankFailure, match=r"rank 1 of 2\n(?s:.)*in failing\n(?s:.)*a fault of one rank"):
+    with pytest.raises(RankError, match=r"rank 1 of 2\n(?s:.)*in failing\n(?s:.)*a fault of one rank"):
         ranks.run(2, failing, 1)
     assert time.monotonic() - start < 20
     assert [total for _, total in ranks.run(2, summed, 3)] == [3, 3]
 
 
 def test_a_hang_is_told_with_where_the_ranks_stood(ranks: RankPool) -> None:
-    with pytest.raises(RankFailure, match=r"no answer within 1 s(?s:.)*in hanging") as caught:
+    with pytest.raises(RankError, match=r"no answer within 1 s(?s:.)*in hanging") as caught:
         ranks.run(2, hanging, 1, timeout_s=1)
     assert "rank 0 of 2" in str(caught.value)
     assert "rank 1 of 2" in str(caught.value)
@@ -93,7 +93,7 @@ def test_a_hang_is_told_with_where_the_ranks_stood(ranks: RankPool) -> None:
 
 
 def test_a_death_is_told(ranks: RankPool) -> None:
-    with pytest.raises(RankFailure, match=r"rank 1 of 2\nDied"):
+    with pytest.raises(RankError, match=r"rank 1 of 2\nDied"):
         ranks.run(2, dying, 1)
     assert [total for _, total in ranks.run(2, summed, 3)] == [3, 3]
 

@@ -17,6 +17,8 @@ from .norms import Norm
 from .self_attention import attention_for
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from torch import Tensor
 
     from cost_models.model import ModelSpec
@@ -26,6 +28,10 @@ if TYPE_CHECKING:
 
 class Layer(nn.Module):
     """A layer of the decoder.
+
+    Attributes:
+        run: forward without recomputation; torch.compile may stand in for it.
+        selective: outputs of norms and activations are made again in backward.
 
     Args:
         index: of the layer in the whole model.
@@ -43,6 +49,8 @@ class Layer(nn.Module):
         dense = index < model.dense_layers or model.moe is None
         self.mlp = Mlp(model, model.ffn_dim, build) if dense else SparseMlp(model, build)
         self.first, self.recompute = first, recompute
+        self.run: Callable[[Tensor, Saving], Tensor] = self._run
+        self.selective = build.selective
         self._build = build
 
     def forward(self, x: Tensor) -> Tensor:
@@ -50,16 +58,16 @@ class Layer(nn.Module):
         build = self._build
         if build.host is not None:
             build.host.begin_layer(first=self.first)
-        saving = Saving(selective=build.selective, host=build.host)
+        saving = Saving(selective=self.selective, host=build.host)
         with saving.around():
-            out = self._recomputed(x, saving) if self.recompute else self._run(x, saving)
+            out = self._recomputed(x, saving) if self.recompute else self.run(x, saving)
         saving.close()
         return out
 
     def _recomputed(self, x: Tensor, saving: Saving) -> Tensor:
         """No random numbers are drawn in a layer, so their state need not be kept."""
         out: Tensor = checkpoint(
-            self._run,
+            self.run,
             x,
             saving,
             use_reentrant=False,

@@ -149,7 +149,9 @@ def _units(module: Decoder, *, fused: bool) -> list[tuple[nn.Module, bool]]:
     for layer in module.layers.values():
         units += [(part, True) for name, part in layer.named_modules() if name.endswith("experts")]
         if not fused:
-            units += [(part, False) for part in layer.children()]
+            # Norms stay with their layer, whose weights are here throughout its backward: under selective recomputation
+            # a norm's output is made again, with its weight, for a reader whose backward comes before the norm's own.
+            units += [(part, False) for name, part in layer.named_children() if "norm" not in name]
         units.append((layer, False))
     tied = module.embedding is not None and module.head is not None and module.head.weight is module.embedding.weight
     if not tied:

@@ -218,3 +218,23 @@ def test_a_lookup_loads_no_heavy_library_and_answers_quickly() -> None:
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.parametrize(
+    ("name", "theta", "epsilon"),
+    [
+        ("llama2-7b", 1e4, 1e-5),
+        ("llama3.1-8b", 5e5, 1e-5),
+        ("mistral-7b", 1e4, 1e-5),
+        ("mixtral-8x7b", 1e6, 1e-5),
+        ("qwen2.5-7b", 1e6, 1e-6),
+        ("qwen2.5-14b", 1e6, 1e-5),
+        ("qwen3-8b", 1e6, 1e-6),
+        ("qwen3-30b-a3b", 1e6, 1e-6),
+        ("deepseek-v3", 1e4, 1e-6),
+        ("gpt2-1.5b", 1e4, 1e-5),
+    ],
+)
+def test_rotary_base_and_epsilon_are_those_of_the_published_config(name: str, theta: float, epsilon: float) -> None:
+    model = find_model(name)
+    assert (model.rope_theta, model.norm_epsilon) == (theta, epsilon)

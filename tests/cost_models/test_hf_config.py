@@ -41,9 +41,11 @@ CONFIGS = {
         rope_scaling={"rope_type": "llama3", "original_max_position_embeddings": 8192},
     ),
     "qwen2.5-0.5b": config("qwen2", 896, 24, 14, 2, 4864, 151936, tie_word_embeddings=True, **QWEN_WINDOW, **QWEN),
-    "qwen2.5-72b": config("qwen2", 8192, 80, 64, 8, 29568, 152064, max_position_embeddings=131072, rope_theta=1e6, rms_norm_eps=1e-5),
+    "qwen2.5-72b": config("qwen2", 8192, 80, 64, 8, 29568, 152064, max_position_embeddings=131072,
+                          rope_theta=1e6, rms_norm_eps=1e-5),
     "qwen3-0.6b": config(
-        "qwen3", 1024, 28, 16, 8, 3072, 151936, head_dim=128, tie_word_embeddings=True, max_position_embeddings=40960, **QWEN
+        "qwen3", 1024, 28, 16, 8, 3072, 151936, head_dim=128, tie_word_embeddings=True, max_position_embeddings=40960,
+        **QWEN,
     ),
     "qwen3-32b": config("qwen3", 5120, 64, 64, 8, 25600, 151936, attention_bias=False, **QWEN),
     "qwen3-30b-a3b": config(

@@ -49,6 +49,26 @@ def test_numbers_may_be_spelled_as_people_do(tmp_path: Path, spelled: str) -> No
     assert load_model_file(write(tmp_path, TEXT + f"seq_len: {spelled}\n")).seq_len == 10000
 
 
+@pytest.mark.parametrize("spelled", ["5e5", "500000", "'500000.0'"])
+def test_numbers_with_a_fraction_may_be_spelled_so_too(tmp_path: Path, spelled: str) -> None:
+    spec = load_model_file(write(tmp_path, TEXT + f"rope_theta: {spelled}\nnorm_epsilon: 1e-6\n"))
+    assert (spec.rope_theta, spec.norm_epsilon) == (5e5, 1e-6)
+    assert parse_model(dump_model(spec), "mine.yaml") == spec
+
+
+@pytest.mark.parametrize(
+    ("key", "wrong", "code"),
+    [("rope_theta", "many", "C606"), ("rope_theta", True, "C606"), ("norm_epsilon", "nan", "C606")]
+    + [
+        (key, value, "C610")
+        for key, value in (("rope_theta", 1), ("rope_theta", -5e5), ("norm_epsilon", 0), ("norm_epsilon", 1))
+    ],
+)
+def test_a_rotary_base_or_epsilon_that_no_model_has_is_refused(key: str, wrong: object, code: str) -> None:
+    error = complaint({**SIZES, key: wrong})
+    assert (error.code, f"{key} is " in error.message) == (code, True)
+
+
 @pytest.mark.parametrize("wrong", ["many", 1.5, True, None, [1], {"a": 1}, "1e999", float("nan"), "nan", ""])
 def test_a_wrong_number_is_named_with_what_was_got(wrong: object) -> None:
     error = complaint({**SIZES, "seq_len": wrong})

@@ -38,7 +38,7 @@ def opened(config: TrainConfig, folder: Path) -> tuple[Engine, Assembly, TrainDe
     device = open_device("cpu", 0)
     assembly = assemble(config, device)
     engine = Engine(config, assembly, device)
-    load_hf(folder, config, engine.trainables, assembly)
+    load_hf(folder, config, engine.trainables)
     return engine, assembly, device
 
 

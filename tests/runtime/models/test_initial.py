@@ -19,7 +19,6 @@ if TYPE_CHECKING:
     from tests.ranks import RankPool
 
 
-
 def first_parts(model: Mapping[str, Any], sections: Mapping[str, Mapping[str, Any]]) -> dict[str, torch.Tensor]:
     """This rank's part of each parameter."""
     found = assemble(config_of(model, sections), open_device("cpu", 0)).trainables
@@ -64,7 +63,10 @@ def test_ep_ranks_hold_experts_of_the_one_model(ranks: RankPool) -> None:
             assert torch.equal(part, cut(whole[name], 0 if ".experts." in name else None, rank, 2)), name
 
 
-@pytest.mark.parametrize("given", [case("tied", pp=2), case("six", pp=2, vpp=2, schedule="zb-v", stages=[1, 2, 2, 1])], ids=lambda c: c.name)
+STAGED = (case("tied", pp=2), case("six", pp=2, vpp=2, schedule="zb-v", stages=[1, 2, 2, 1]))
+
+
+@pytest.mark.parametrize("given", STAGED, ids=[c.name for c in STAGED])
 def test_pipeline_stages_hold_the_layers_of_the_one_model(ranks: RankPool, given: Case) -> None:
     whole = whole_of(given.model)
     held = ranks.run(2, first_parts, MODELS[given.model], given.sections)

@@ -57,9 +57,7 @@ def test_a_sparse_block_is_the_sum_over_its_chosen_experts(name: str) -> None:
     g = torch.randn(x.shape, generator=torch.Generator().manual_seed(1))
     found, wanted = made(x, Saving()), written_out(made, x, 2)
     torch.testing.assert_close(found, wanted)
-    for ours, right in zip(
-        torch.autograd.grad(found, inputs, g), torch.autograd.grad(wanted, inputs, g), strict=True
-    ):
+    for ours, right in zip(torch.autograd.grad(found, inputs, g), torch.autograd.grad(wanted, inputs, g), strict=True):
         torch.testing.assert_close(ours, right, rtol=1e-4, atol=1e-5)
 
 
@@ -95,7 +93,7 @@ def test_loads_are_counted_once_although_a_layer_is_recomputed() -> None:
     made(x, Saving())
     first = made.load.clone()
     assert first.sum() == 2 * TOKENS
-    made._build.scale.recomputing = True  # noqa: SLF001
+    made._build.scale.recomputing = True
     made(x, Saving())
     assert torch.equal(made.load, first)
 

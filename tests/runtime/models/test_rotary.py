@@ -21,7 +21,8 @@ def turned_by_complex_numbers(x: torch.Tensor, positions: torch.Tensor, theta: f
 @pytest.mark.parametrize("theta", [10000.0, 500000.0])
 def test_rotation_is_complex_multiplication(positions: torch.Tensor, theta: float) -> None:
     x = torch.randn(len(positions), 2, 3, 8, generator=torch.Generator().manual_seed(0))
-    torch.testing.assert_close(rotate(x, RotaryTable(positions, 8, theta)), turned_by_complex_numbers(x, positions, theta))
+    found = rotate(x, RotaryTable(positions, 8, theta))
+    torch.testing.assert_close(found, turned_by_complex_numbers(x, positions, theta))
 
 
 def test_backward_turns_back() -> None:
