@@ -1,7 +1,8 @@
 """torch.compile of each layer; what surrounds a layer (gathering, recomputation, offloading) stays as it is.
 
 Under pipeline, recomputation and FSDP the same compiled function serves every micro batch. Selective recomputation is
-left to the compiler: its partitioner makes outputs of norms and activations again where that is cheaper than to keep them.
+left to the compiler: its partitioner makes outputs of norms and activations again where that is cheaper than keeping
+them.
 """
 
 from __future__ import annotations

@@ -115,7 +115,7 @@ class _Run:
             self._leave_early()
 
     def _finish_quietly(self) -> None:
-        """A save under way is worth keeping when the run ends for a bad loss; what goes wrong with it is not the news."""
+        """A save under way is worth keeping when the run ends for a bad loss; its own trouble is not the news."""
         with suppress(Exception):
             self._checkpoints.finish()
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from runtime.autograd import apply
+from runtime.autograd import apply, apply_talking
 from runtime.parallel.context import ContextParallel, gather_natural, pass_on, scatter_natural, to_heads, to_tokens
 
 if TYPE_CHECKING:
@@ -59,7 +59,7 @@ def attend(q: Tensor, k: Tensor, v: Tensor, shape: AttentionShape) -> Tensor:
 
 
 def _attended(q: Tensor, k: Tensor, v: Tensor, shape: AttentionShape) -> Tensor:
-    out: Tensor = apply(_Attention, q, k, v, shape)
+    out: Tensor = (apply if shape.cp.group is None else apply_talking)(_Attention, q, k, v, shape)
     return out
 
 

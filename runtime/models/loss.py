@@ -12,8 +12,6 @@ from typing import TYPE_CHECKING, Any
 import torch
 import torch.distributed as dist
 
-from runtime.autograd import apply
-
 if TYPE_CHECKING:
     from torch import Tensor
     from torch.nn import Parameter
@@ -49,7 +47,7 @@ def token_loss(hidden: Tensor, weight: Parameter, labels: Tensor, shape: LossSha
     Returns:
         A number in full precision, equal on all tp ranks.
     """
-    out: Tensor = apply(_TokenLoss, hidden, weight, labels, shape)
+    out: Tensor = shape.tp.apply(_TokenLoss, hidden, weight, labels, shape)
     return out
 
 

@@ -9,7 +9,7 @@ import torch.distributed as dist
 import torch.nn.functional as F  # noqa: N812
 from torch import nn
 
-from runtime.autograd import apply
+from runtime.autograd import apply, apply_talking
 from runtime.parallel.collectives import exchange
 from runtime.parallel.tensor import copy_to_region, reduce_from_region
 
@@ -209,7 +209,7 @@ def grouped_linear(x: Tensor, weight: nn.Parameter, rows: list[int], build: Buil
 
 def exchange_rows(x: Tensor, group: dist.ProcessGroup | None, sent: list[int], received: list[int]) -> Tensor:
     """All-to-all of rows; gradients travel back the same way."""
-    out: Tensor = apply(_ExchangeRows, x, group, sent, received)
+    out: Tensor = apply_talking(_ExchangeRows, x, group, sent, received)
     return out
 
 

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 import torch.distributed as dist
 
-from runtime.autograd import apply
+from runtime.autograd import apply_talking
 
 from .collectives import exchange, gather_rows, scatter_sum
 
@@ -62,13 +62,13 @@ def to_heads(x: Tensor, cp: ContextParallel) -> Tensor:
     Returns:
         (sequence, batch, heads / cp, width).
     """
-    out: Tensor = apply(_ToHeads, x, cp)
+    out: Tensor = apply_talking(_ToHeads, x, cp)
     return out
 
 
 def to_tokens(x: Tensor, cp: ContextParallel) -> Tensor:
     """Ulysses: the way back, (sequence, batch, heads / cp, width) to (sequence / cp, batch, heads, width)."""
-    out: Tensor = apply(_ToTokens, x, cp)
+    out: Tensor = apply_talking(_ToTokens, x, cp)
     return out
 
 

@@ -14,7 +14,7 @@ import torch
 import torch.distributed as dist
 import torch.nn.functional as F  # noqa: N812
 
-from runtime.autograd import apply
+from runtime.autograd import apply, apply_talking
 
 from .collectives import (
     gather_rows,
@@ -50,6 +50,10 @@ class TensorParallel:
     sequence: bool = False
     gradients: WeightGradients | None = None
 
+    def apply(self, function: type[torch.autograd.Function], *arguments: Any) -> Any:  # noqa: ANN401 - an operator's
+        """Run an operator that talks to this group, if there is one."""
+        return (apply if self.group is None else apply_talking)(function, *arguments)
+
     def gather(self, x: Tensor) -> Tensor:
         """All tokens; without sequence parallelism they are here."""
         return gather_rows(x, self.group) if self.group is not None and self.sequence else x
@@ -83,7 +87,7 @@ def column_linear(
     Returns:
         One (all tokens, outputs / tp) for each weight.
     """
-    out: tuple[Tensor, ...] = apply(_ColumnLinear, x, tp, len(weights), *weights, *biases)
+    out: tuple[Tensor, ...] = tp.apply(_ColumnLinear, x, tp, len(weights), *weights, *biases)
     return out
 
 
@@ -98,7 +102,7 @@ def row_linear(x: Tensor, weight: Parameter, bias: Parameter | None, tp: TensorP
     Returns:
         (own tokens, outputs).
     """
-    out: Tensor = apply(_RowLinear, x, weight, bias, tp)
+    out: Tensor = tp.apply(_RowLinear, x, weight, bias, tp)
     return out
 
 
@@ -106,7 +110,7 @@ def copy_to_region(x: Tensor, tp: TensorParallel) -> Tensor:
     """Own tokens to all tokens; the gradient is the sum over ranks, each of which holds a part of it."""
     if tp.group is None:
         return x
-    out: Tensor = apply(_CopyToRegion, x, tp)
+    out: Tensor = tp.apply(_CopyToRegion, x, tp)
     return out
 
 
@@ -114,7 +118,7 @@ def reduce_from_region(x: Tensor, tp: TensorParallel) -> Tensor:
     """Parts of all tokens to the sum of own tokens."""
     if tp.group is None:
         return x
-    out: Tensor = apply(_ReduceFromRegion, x, tp)
+    out: Tensor = tp.apply(_ReduceFromRegion, x, tp)
     return out
 
 
@@ -128,7 +132,7 @@ def vocabulary_embedding(tokens: Tensor, weight: Parameter, tp: TensorParallel) 
     Returns:
         (own tokens, hidden).
     """
-    out: Tensor = apply(_VocabularyEmbedding, tokens, weight, tp)
+    out: Tensor = tp.apply(_VocabularyEmbedding, tokens, weight, tp)
     return out
 
 
