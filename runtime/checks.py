@@ -1,8 +1,9 @@
-"""What can be wrong with a run before it starts: layout, data, checkpoint, compiler. No rank is met for it."""
+"""What can be wrong with a run before it starts: layout, data, checkpoint, compiler, folder. No rank is met for it."""
 
 from __future__ import annotations
 
 from importlib.util import find_spec
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from cost_models.errors import TitanPlanError
@@ -11,6 +12,7 @@ from .checkpoint_files import check_checkpoint
 from .data import check_dataset
 from .guard import check_layout
 from .hf_weights import check_hf
+from .metrics_files import make_output_folder
 
 if TYPE_CHECKING:
     from .config_values import TrainConfig
@@ -28,6 +30,8 @@ def check_run(config: TrainConfig, kind: str) -> None:
     check_checkpoint(config)
     if config.training.checkpoint.load:
         check_hf(config.training.checkpoint.load, config.model)
+    # Rank 0 alone writes there, and would leave the others waiting.
+    make_output_folder(Path(config.training.output_dir))
 
 
 def _check_compile(config: TrainConfig, kind: str) -> None:

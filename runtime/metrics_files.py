@@ -54,7 +54,7 @@ class MetricsWriter:
 
     def __init__(self, output_dir: Path | str, *, resume_step: int | None, tell: Tell = _LOG.warning) -> None:
         folder = Path(output_dir)
-        _make_folder(folder)
+        make_output_folder(folder)
         self._csv = _CsvFile(folder / CSV_NAME, resume_step, tell)
         self._tensorboard = TensorBoardFiles(folder / TENSORBOARD_NAME, (resume_step or 0) + 1, tell)
 
@@ -182,7 +182,12 @@ def _replace(path: Path, content: bytes) -> None:
         raise
 
 
-def _make_folder(folder: Path) -> None:
+def make_output_folder(folder: Path) -> None:
+    """Make the folder of a run, or find it.
+
+    Raises:
+        TitanPlanError: R753, it cannot be made or written.
+    """
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 TIMEOUT: Final = "TITAN_PLAN_TIMEOUT_S"
 """Seconds that a collective may take before a rank counts as gone."""
 _TIMEOUT_S: Final = 1800.0
+_MOST_S: Final = 1e7
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -37,9 +38,12 @@ class Process:
     def of(cls, environ: Mapping[str, str]) -> Process:
         """From torchrun's variables; without them, a run of one process."""
         found = {name: _number(environ, name, default) for name, default in _DEFAULTS.items()}
-        return cls(
-            rank=found["RANK"], local_rank=found["LOCAL_RANK"], world_size=found["WORLD_SIZE"], environ=dict(environ)
-        )
+        rank, world_size = found["RANK"], found["WORLD_SIZE"]
+        if rank >= world_size:
+            message = f"environment variable RANK is {rank}, WORLD_SIZE is {world_size}"
+            raise TitanPlanError("C617", message, "ranks count from 0 to WORLD_SIZE - 1; torchrun sets both")
+        _timeout_s(environ)  # refused now, not where ranks meet
+        return cls(rank=rank, local_rank=found["LOCAL_RANK"], world_size=world_size, environ=dict(environ))
 
     def device_kind(self) -> str:
         """npu, cuda or cpu: as the launcher found, or what is here. torch_npu is tried in a process of its own."""
@@ -84,13 +88,14 @@ class Process:
 
 
 _DEFAULTS: Final = {"RANK": 0, "LOCAL_RANK": 0, "WORLD_SIZE": 1}
+_MOST_DIGITS: Final = 9
 
 
 def _number(environ: Mapping[str, str], name: str, default: int) -> int:
     given = environ.get(name, "")
     if not given:
         return default
-    if not given.isdigit():
+    if not given.isdecimal() or len(given) > _MOST_DIGITS:
         raise TitanPlanError("C617", f"environment variable {name} is {given!r}", "torchrun sets it to a whole number")
     return int(given)
 
@@ -101,6 +106,7 @@ def _timeout_s(environ: Mapping[str, str]) -> float:
         seconds = float(given) if given else _TIMEOUT_S
     except ValueError:
         seconds = 0.0
-    if seconds <= 0:
-        raise TitanPlanError("C617", f"environment variable {TIMEOUT} is {given!r}", "seconds above 0 are needed")
+    if not 0 < seconds <= _MOST_S:
+        message = f"environment variable {TIMEOUT} is {given!r}"
+        raise TitanPlanError("C617", message, f"seconds above 0, and at most {_MOST_S:.0f}, are needed")
     return seconds

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 import sys
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 # Ours import torch_npu where it is used; loaded by torch itself, a broken one would break `import torch`.
@@ -21,7 +22,10 @@ from .train_options import overrides_of, training_options
 if TYPE_CHECKING:
     from .config_values import TrainConfig
 
-_USAGE, _INTERRUPTED = "C617", 130
+_USAGE, _DEGREES, _INTERRUPTED = "C617", "T310", 130
+_ALIKE = frozenset({"R750", "R752", "R753", "R754", "R755", "R756"})
+"""What no input is to blame for, and all ranks meet at the same time."""
+_START = "it takes {devices}, one process each: `torchrun --nproc_per_node={devices} -m runtime.train ...` on one machine"
 
 
 @click.command(context_settings={"help_option_names": ["-h", "--help"]})
@@ -42,7 +46,15 @@ def _config(path: str | None, sets: tuple[str, ...], given: dict[str, Any], worl
     overrides = overrides_of(given, sets, has_file=path is not None, devices=world_size)
     if path is None and not any(key.startswith("model.") for key in overrides):
         raise TitanPlanError(_USAGE, "neither --config nor --model-name", "give one: --config config.yaml")
-    return load_config(path, overrides, world_size=world_size)
+    try:
+        return load_config(path, overrides, world_size=world_size)
+    except TitanPlanError as error:
+        if error.code != _DEGREES:
+            raise
+        with suppress(TitanPlanError):
+            devices = load_config(path, overrides).world_size
+            error.hint = f"{_START.format(devices=devices)}; or {error.hint}"
+        raise
 
 
 def _run(config: TrainConfig, process: Any) -> None:  # noqa: ANN401 - a Process, imported late
@@ -71,8 +83,8 @@ def main() -> int:
 
 
 def _tell(error: TitanPlanError) -> int:
-    """Bad input is the same for all ranks: the first of each node tells it. What one rank meets, that rank tells."""
-    alike = error.exit_code == 2
+    """What all ranks meet, the first of each node tells. What one rank meets, that rank tells."""
+    alike = error.exit_code == 2 or error.code in _ALIKE
     if not alike or os.environ.get("LOCAL_RANK", "0") == "0":
         hint = f"\nhint: {error.hint}" if error.hint else ""
         sys.stderr.write(f"error[{error.code}]: {error.message}{hint}\n")

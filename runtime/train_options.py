@@ -94,10 +94,22 @@ def overrides_of(
 def _without_file(found: dict[str, object], devices: int) -> dict[str, object]:
     """The users' guide: `--batch-size` is of each device. State is sharded, since whole copies fit few models."""
     if "training.batch_size" in found:
-        found.setdefault("training.micro_batch_size", found.pop("training.batch_size"))
+        of_device = found.pop("training.batch_size")
+        micro = found.setdefault("training.micro_batch_size", of_device)
+        if micro != of_device:
+            found["training.gradient_accumulation_steps"] = _accumulation(str(of_device), str(micro))
     if devices > 1:
         found.setdefault("optimization.zero_stage", "2")
     return found
+
+
+def _accumulation(of_device: str, micro: str) -> int:
+    """How often a device takes `--micro-batch-size` for its `--batch-size`."""
+    numbers = [text.strip() for text in (of_device, micro)]
+    if all(text.isdecimal() and int(text) for text in numbers) and int(numbers[0]) % int(numbers[1]) == 0:
+        return int(numbers[0]) // int(numbers[1])
+    message = f"{of_device!r} does not split into --micro-batch-size {micro!r}; without --config it is of each device"
+    raise click.BadParameter(message, param_hint="--batch-size")
 
 
 def _field(flag: Flag) -> str:

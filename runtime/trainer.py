@@ -55,14 +55,19 @@ def train(config: TrainConfig, process: Process, kind: str) -> None:
     process.join(device)
     try:
         _Run(config, process, device, tokens).go()
+    except TitanPlanError:
+        raise
     except Exception as error:
-        raise _explained(error, config, process.environ) or error from error
+        explained = _explained(error, config, process.environ)
+        if explained is None:
+            raise
+        raise explained from error
     finally:
         process.leave()
 
 
-def _explained(error: Exception, config: TrainConfig, environ: Mapping[str, str]) -> Exception | None:
-    """What a user can do about an error of the machine; None for one of ours."""
+def _explained(error: Exception, config: TrainConfig, environ: Mapping[str, str]) -> TitanPlanError | None:
+    """What a user can do about an error of the machine; None for a mistake of ours."""
     found = out_of_memory(error, config) or disk_full(error)
     if found is None and is_connection_error(error):
         found = connection_error(error, environ)

@@ -52,8 +52,8 @@ class _Rotate(torch.autograd.Function):
 
 def _turned(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     first, second = x.float().chunk(2, -1)
-    out = x.new_empty(x.shape)
-    half = x.shape[-1] // 2
-    out[..., :half] = first * cos - second * sin
-    out[..., half:] = second * cos + first * sin
-    return out
+    out = x.new_empty(x.shape, dtype=torch.float32)
+    low, high = out.chunk(2, -1)
+    torch.mul(first, cos, out=low).addcmul_(second, sin, value=-1.0)
+    torch.mul(second, cos, out=high).addcmul_(first, sin)
+    return out.to(x.dtype)

@@ -2,6 +2,7 @@
 
 Gradients live in flat full-precision buckets, one message each, filled from the last parameter to the first (Li et al.
 2020, arXiv:2006.15704, section 3.2.3). In low precision the model computes with a copy of its full-precision weights.
+In full precision without another rank they stay where autograd puts them.
 """
 
 from __future__ import annotations
@@ -77,17 +78,19 @@ class Replicated:
                 parameter.data = parameter.data.to(dtype)
         self._views: dict[int, Tensor] = {}
         self._bucket_of: dict[int, _Bucket] = {}
-        self._buckets = self._fill(((p, roles[n]) for n, p in reversed(named)), copies, bucket_bytes)
-        for _, parameter in named:
-            if not self._low:
-                parameter.grad = self._views[id(parameter)]
+        self._parameters = [parameter for _, parameter in named]
+        filled = [(p, roles[n]) for n, p in reversed(named) if self._low or copies.group(roles[n]) is not None]
+        self._buckets = self._fill(filled, copies, bucket_bytes)
+        # Parameters whose bucket still holds the last step's gradient: the first one of this step takes its place.
+        self._stale: set[int] = set()
+        for parameter, _ in filled:
             parameter.register_post_accumulate_grad_hook(self._arrived)
         self.trainables = tuple(
             Trainable(
                 name=n,
                 role=roles[n],
                 weight=main[n],
-                gradient=lambda p=p: self._views[id(p)],  # type: ignore[misc]
+                gradient=lambda p=p: self._views.get(id(p), p.grad),  # type: ignore[misc]
                 copies=copies.count(roles[n]),
                 whole=copies.whole(n, p, roles[n]),
                 low=p.detach() if self._low else None,
@@ -121,9 +124,10 @@ class Replicated:
 
     def begin_step(self) -> None:
         """Forget the last step's gradients."""
+        self._stale = set(self._views)
+        for parameter in self._parameters:
+            parameter.grad = None
         for bucket in self._buckets:
-            assert bucket.flat is not None  # noqa: S101 - `_fill` made it
-            bucket.flat.zero_()
             bucket.started, bucket.work = False, None
 
     def before_backward(self, *, last: bool, split: bool = False) -> None:
@@ -137,15 +141,23 @@ class Replicated:
         """A micro batch's deferred weight gradients are there; nothing to do before `finish`."""
 
     def _arrived(self, parameter: nn.Parameter) -> None:
-        if self._low and parameter.grad is not None:
-            self._views[id(parameter)] += parameter.grad
-            parameter.grad = None
-        if not self._last:
+        bucket = self._bucket_of.get(id(parameter))
+        if bucket is None:
             return
-        bucket = self._bucket_of[id(parameter)]
+        if parameter.grad is not None:
+            self._take(parameter, parameter.grad)
+            parameter.grad = None
         bucket.missing.discard(id(parameter))
-        if not bucket.missing:
+        if self._last and not bucket.missing:
             self._start(bucket)
+
+    def _take(self, parameter: nn.Parameter, gradient: Tensor) -> None:
+        view = self._views[id(parameter)]
+        if id(parameter) in self._stale:
+            self._stale.discard(id(parameter))
+            view.copy_(gradient)
+        else:
+            view += gradient
 
     def _start(self, bucket: _Bucket) -> None:
         if bucket.started:
@@ -156,6 +168,9 @@ class Replicated:
 
     def finish(self) -> None:
         """All gradients of the step are reduced when this returns."""
+        for unused in self._stale:
+            self._views[unused].zero_()
+        self._stale = set()
         for bucket in self._buckets:
             self._start(bucket)
         for bucket in self._buckets:
