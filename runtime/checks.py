@@ -27,11 +27,11 @@ def check_run(config: TrainConfig, kind: str) -> None:
     check_layout(config, kind=kind)
     _check_compile(config, kind)
     check_dataset(config.training.dataset, config.model.vocab_size)
+    # Rank 0 alone writes there, and would leave the others waiting.
+    make_output_folder(Path(config.training.output_dir))
     check_checkpoint(config)
     if config.training.checkpoint.load:
         check_hf(config.training.checkpoint.load, config.model)
-    # Rank 0 alone writes there, and would leave the others waiting.
-    make_output_folder(Path(config.training.output_dir))
 
 
 def _check_compile(config: TrainConfig, kind: str) -> None:

@@ -66,7 +66,8 @@ def find_failure(logs: Path, exit_code: int) -> Failure:
         return Failure(rank=None, started=started, exit_code=exit_code, text=text, hint=hint, log=agent)
     code, folder = int(found["code"]), attempt / found["local"]
     errors = _tail(folder / "stderr.log")
-    text, hint = _own_words(errors) if code < 0 else _words_of_any(folder)
+    silent = code >= 0 and "Traceback" not in errors
+    text, hint = _own_words(errors) or (_told_by_another(folder) if silent else None) or ("", "")
     text = text or _recorded(folder / "error.json") or _last_words(errors) or _signal(code)
     return Failure(
         rank=int(found["rank"]),
@@ -99,21 +100,21 @@ def _tail(path: Path) -> str:
         return ""
 
 
-def _own_words(text: str) -> tuple[str, str]:
+def _own_words(text: str) -> tuple[str, str] | None:
     """Our own error and its hint, where the rank ended with one."""
     found = _last(_OWN_ERROR, text)
     if found is None:
-        return "", ""
+        return None
     line, _, rest = text[found.start() :].partition("\n")
     hint = rest.partition("\n")[0]
     return line.strip()[:_MOST_TEXT], hint.removeprefix("hint: ").strip() if hint.startswith("hint: ") else ""
 
 
-def _words_of_any(folder: Path) -> tuple[str, str]:
-    """Our own error as the rank told it; what all ranks meet, only the first of a node tells."""
+def _told_by_another(folder: Path) -> tuple[str, str] | None:
+    """What all ranks meet, only the first of a node tells."""
     others = sorted(path for path in folder.parent.glob("*") if path != folder)
-    told = (_own_words(_tail(one / "stderr.log")) for one in (folder, *others))
-    return next((words for words in told if words[0]), ("", ""))
+    told = (_own_words(_tail(one / "stderr.log")) for one in others)
+    return next((words for words in told if words is not None), None)
 
 
 def _recorded(path: Path) -> str:

@@ -25,7 +25,9 @@ if TYPE_CHECKING:
 _USAGE, _DEGREES, _INTERRUPTED = "C617", "T310", 130
 _ALIKE = frozenset({"R750", "R752", "R753", "R754", "R755", "R756"})
 """What no input is to blame for, and all ranks meet at the same time."""
-_START = "it takes {devices}, one process each: `torchrun --nproc_per_node={devices} -m runtime.train ...` on one machine"
+_START = (
+    "start one for each of its {devices} devices: `torchrun --nproc_per_node={devices} -m runtime.train ...`"
+)
 
 
 @click.command(context_settings={"help_option_names": ["-h", "--help"]})

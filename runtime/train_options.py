@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
 from typing import Any, Final, NamedTuple, TypeVar
 
 import click
 
 _Command = TypeVar("_Command", bound=Callable[..., Any])
+_MOST: Final = 2**20
+"""Of ranks."""
 
 
 class Flag(NamedTuple):
@@ -81,24 +84,31 @@ def overrides_of(
         devices: ranks of the run.
     """
     found: dict[str, object] = {flag.key: given[_field(flag)] for flag in FLAGS if given.get(_field(flag)) is not None}
-    if not has_file:
-        found = _without_file(found, devices)
-    for item in sets:
-        key, sign, value = item.partition("=")
-        if not sign:
-            raise click.BadParameter(f"{item!r} has no value; write it as training.lr=1e-4", param_hint="--set")
-        found[key.strip()] = value
-    return found
+    told = dict(_pair(item) for item in sets)
+    return {**(found if has_file else _without_file(found, devices // _unsharded(told))), **told}
 
 
-def _without_file(found: dict[str, object], devices: int) -> dict[str, object]:
+def _pair(item: str) -> tuple[str, str]:
+    key, sign, value = item.partition("=")
+    if not sign:
+        raise click.BadParameter(f"{item!r} has no value; write it as training.lr=1e-4", param_hint="--set")
+    return key.strip(), value
+
+
+def _unsharded(told: Mapping[str, str]) -> int:
+    """Ranks of which none has a copy of what another holds. What is no number is told when the values are read."""
+    degrees = (told.get(key, "").strip() for key in ("distributed.tp_size", "distributed.pp_size"))
+    return math.prod(int(text) for text in degrees if text.isdecimal() and 0 < int(text) < _MOST)
+
+
+def _without_file(found: dict[str, object], copies: int) -> dict[str, object]:
     """The users' guide: `--batch-size` is of each device. State is sharded, since whole copies fit few models."""
     if "training.batch_size" in found:
         of_device = found.pop("training.batch_size")
         micro = found.setdefault("training.micro_batch_size", of_device)
         if micro != of_device:
             found["training.gradient_accumulation_steps"] = _accumulation(str(of_device), str(micro))
-    if devices > 1:
+    if copies > 1:
         found.setdefault("optimization.zero_stage", "2")
     return found
 

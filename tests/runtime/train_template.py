@@ -15,9 +15,9 @@ from pathlib import Path
 from typing import Any
 
 import torch
+import torch.utils.tensorboard
 
 import runtime.trainer  # noqa: F401 - imported before the fork
-import torch.utils.tensorboard  # noqa: F401
 from runtime import train
 
 _PR_SET_PDEATHSIG = 1
