@@ -23,6 +23,7 @@ def ranks() -> Iterator[RankPool]:
     atexit.unregister(pool.close)
 
 
+@pytest.hookimpl(tryfirst=True)  # before xdist reads the groups
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Under `pytest -n` one worker runs all tests that use the pool, so that there is one pool."""
     for item in items:
