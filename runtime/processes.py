@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import timedelta
 from importlib.util import find_spec
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from cost_models.errors import TitanPlanError
 
@@ -68,14 +68,35 @@ class Process:
 
         # Checkpoints travel by gloo whatever the device's own library is.
         backend = "gloo" if device.kind == "cpu" else f"cpu:gloo,{device.kind}:{device.backend}"
+        timeout = timedelta(seconds=_timeout_s(self.environ))
         try:
             dist.init_process_group(
                 backend,
-                timeout=timedelta(seconds=_timeout_s(self.environ)),
+                **self._meeting(timeout),
+                timeout=timeout,
                 device_id=device.torch_device if device.kind == "cuda" else None,
             )
         except (RuntimeError, ValueError, OSError) as error:
             raise connection_error(error, self.environ) from error
+
+    def _meeting(self, timeout: timedelta) -> dict[str, Any]:
+        """Where ranks meet; empty for what torch makes of the environment.
+
+        With a static rendezvous (`--master_port`) torchrun keeps its store when it restarts ranks, and torch would find
+        the addresses of the dead in it: each attempt has keys of its own.
+        """
+        address, port = self.environ.get("MASTER_ADDR"), self.environ.get("MASTER_PORT", "")
+        if self.environ.get("TORCHELASTIC_USE_AGENT_STORE") != "True" or not address or not port.isdecimal():
+            return {}
+        import torch.distributed as dist
+
+        store = dist.TCPStore(address, int(port), self.world_size, is_master=False, timeout=timeout)
+        attempt = self.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
+        return {
+            "store": dist.PrefixStore(f"attempt-{attempt}", store),
+            "rank": self.rank,
+            "world_size": self.world_size,
+        }
 
     def leave(self) -> None:
         """Close the process group, if there is one."""

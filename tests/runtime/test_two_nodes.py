@@ -72,7 +72,7 @@ class Command:
 
 
 @pytest.fixture
-def started(tmp_path: Path) -> Iterator[list[Command]]:
+def started() -> Iterator[list[Command]]:
     """Commands to be ended with the test."""
     commands: list[Command] = []
     yield commands
@@ -140,7 +140,7 @@ def test_sigterm_to_torchrun_saves_and_the_same_command_goes_on(tmp_path: Path, 
 
 
 def titan_plan(*arguments: object) -> list[str]:
-    return [sys.executable, "-m", "planner.cli", *map(str, arguments)]
+    return [sys.executable, "-c", "from planner.cli import main; main()", *map(str, arguments)]
 
 
 def test_a_launched_plan_stops_with_130_when_asked_and_goes_on(tmp_path: Path, started: list[Command]) -> None:
