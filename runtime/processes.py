@@ -88,12 +88,12 @@ class Process:
         address, port = self.environ.get("MASTER_ADDR"), self.environ.get("MASTER_PORT", "")
         if self.environ.get("TORCHELASTIC_USE_AGENT_STORE") != "True" or not address or not port.isdecimal():
             return {}
-        import torch.distributed as dist
+        from torch._C._distributed_c10d import PrefixStore, TCPStore  # torch.distributed offers them without saying so
 
-        store = dist.TCPStore(address, int(port), self.world_size, is_master=False, timeout=timeout)
+        store = TCPStore(address, int(port), self.world_size, is_master=False, timeout=timeout)
         attempt = self.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
         return {
-            "store": dist.PrefixStore(f"attempt-{attempt}", store),
+            "store": PrefixStore(f"attempt-{attempt}", store),
             "rank": self.rank,
             "world_size": self.world_size,
         }

@@ -7,6 +7,7 @@ is kept. Statistics are the log of the softmax's denominator, (batch, heads, seq
 from __future__ import annotations
 
 import math
+from functools import lru_cache
 from typing import TYPE_CHECKING, Protocol
 
 import torch
@@ -188,8 +189,13 @@ def _npu_mask(q: Tensor, *, causal: bool, bias: Tensor | None) -> dict[str, obje
         return {"pse": bias.to(q.dtype)[None]}
     if not causal:
         return {}
-    triangle = torch.ones(_COMPRESSED_MASK, _COMPRESSED_MASK, dtype=torch.bool, device=q.device).triu_(1)
-    return {"atten_mask": triangle, "sparse_mode": 2}
+    return {"atten_mask": _triangle(q.device), "sparse_mode": 2}
+
+
+@lru_cache(maxsize=1)
+def _triangle(device: torch.device) -> Tensor:
+    """Made once: 4 MiB a call would be more than what a small layer keeps."""
+    return torch.ones(_COMPRESSED_MASK, _COMPRESSED_MASK, dtype=torch.bool, device=device).triu_(1)
 
 
 def _scale(q: Tensor) -> float:

@@ -72,6 +72,23 @@ def test_our_own_error_goes_before_everything(tmp_path: Path) -> None:
     assert (found.text, found.hint, found.exit_code) == ("error[R750]: loss is nan", "a lower lr", 2)
 
 
+def test_what_only_the_first_rank_of_a_node_tells_is_told_though_another_ended_first(tmp_path: Path) -> None:
+    rank = logs(tmp_path, "", code=2, local=1)
+    first = rank.parent / "0"
+    first.mkdir()
+    (first / "stderr.log").write_text("error[C606]: training.lr is 'x'\nhint: a number is needed\n", encoding="utf-8")
+    found = find_failure(tmp_path, 1)
+    assert (found.text, found.hint) == ("error[C606]: training.lr is 'x'", "a number is needed")
+
+
+def test_what_others_say_never_hides_the_exception_of_the_rank_that_failed(tmp_path: Path) -> None:
+    rank = logs(tmp_path, f"{TRACE}ValueError: boom\n", local=1)
+    other = rank.parent / "0"
+    other.mkdir()
+    (other / "stderr.log").write_text("error[R763]: another rank went away\nhint: look there\n", encoding="utf-8")
+    assert find_failure(tmp_path, 1).text == "ValueError: boom"
+
+
 def test_what_torchs_record_wrote_goes_before_the_end_of_the_log(tmp_path: Path) -> None:
     rank = logs(tmp_path, "[W1130 warn]\nlast line\n")
     body = {"message": {"message": "RuntimeError: recorded", "extraInfo": {"timestamp": "1"}}}
