@@ -537,6 +537,13 @@ _OTHER_CODES: Final = (
         source="runtime/checks.py; torch 2.13 _check_torch_compile_compatibility",
     ),
     Code(
+        code="R782",
+        title="torch.compile failed",
+        explanation="The compiler gave up on a layer; nothing else of the run is at fault.",
+        example="a compiler without a C++ toolchain",
+        source="runtime/compiling.py",
+    ),
+    Code(
         code="R754",
         title="checkpoint cannot be read",
         explanation="A file is damaged or holds what no checkpoint holds; nothing of it is executed.",
@@ -546,7 +553,7 @@ _OTHER_CODES: Final = (
     Code(
         code="R755",
         title="checkpoint could not be written",
-        explanation="Anything but a full disk, such as a folder that became read-only; the checkpoint before stays whole.",
+        explanation="Anything but a full disk, such as a read-only folder; the checkpoint before stays whole.",
         example="output_dir on a disk that was unmounted",
         source="runtime/checkpoint.py",
     ),

@@ -187,8 +187,8 @@ RULES: tuple[Rule, ...] = (
         title="the trainer runs this workload",
         holds=checks.workload_runs,
         reason=lambda s, _: checks.workload_reason(s),
-        explanation="The trainer computes in bf16, fp16 or fp32, without dropout, with fused causal attention, and a model "
-        "with learned positions sees no more tokens than it has.",
+        explanation="The trainer computes in bf16, fp16 or fp32, without dropout, with fused causal attention, and a "
+        "model with learned positions sees no more tokens than it has.",
         example="precision fp8",
         source="runtime/: what its operators compute",
         trainer_only=True,

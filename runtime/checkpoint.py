@@ -87,7 +87,8 @@ class Checkpoints:
         assembly: Assembly,
         device: TrainDevice,
     ) -> None:
-        self._folder, self._options, self._config = folder.absolute(), options, config
+        self.folder = folder.absolute()
+        self._options, self._config = options, config
         self._engine, self._assembly, self._device = engine, assembly, device
         self._state = TrainingState(config, engine, assembly, device)
         self._ranks = Ranks(alone=assembly.groups is None)
@@ -97,13 +98,13 @@ class Checkpoints:
         self._failed: TitanPlanError | None = None
         self._in_flight: int | None = None
         self._saved: int | None = None
-        self._ranks.first(lambda: clean(self._folder))
+        self._ranks.first(lambda: clean(self.folder))
 
     def newest(self) -> Found | None:
         """The newest whole checkpoint as rank 0 sees it; None for none."""
-        found = self._ranks.first(lambda: next(iter(whole_checkpoints(self._folder, _LOG.warning)), None))
+        found = self._ranks.first(lambda: next(iter(whole_checkpoints(self.folder, _LOG.warning)), None))
         # Nodes may have mounted the shared disk at different places.
-        return None if found is None else replace(found, path=self._folder / found.path.name)
+        return None if found is None else replace(found, path=self.folder / found.path.name)
 
     def load(self, found: Found) -> Progress:
         """Continue from a checkpoint of any layout.
@@ -194,7 +195,7 @@ class Checkpoints:
         """Runs in a thread. It touches no device, and no process group but its own."""
         partial: Path | None = None
         try:
-            partial = self._ranks.first(lambda: partial_of(self._folder, record.step))
+            partial = self._ranks.first(lambda: partial_of(self.folder, record.step))
             steps = self._ranks.collect(
                 lambda: _write_rng(partial, self._ranks.rank, rng, updates),
                 lambda all_updates: [max(all_updates)] * self._ranks.size,
@@ -211,14 +212,14 @@ class Checkpoints:
         self._error = None
         if self._ranks.leads:
             try:
-                trim(self._folder, self._options.keep, self._run)
+                trim(self.folder, self._options.keep, self._run)
             except (OSError, TitanPlanError) as error:
-                _LOG.warning("an old checkpoint in %s could not be removed: %s", self._folder, error)
+                _LOG.warning("an old checkpoint in %s could not be removed: %s", self.folder, error)
 
     def _publish(self, partial: Path, record: Record) -> None:
         ranks = range(self._ranks.size)
         files = sizes_of(partial, [*(_rng_file(rank) for rank in ranks), *(file_of(rank) for rank in ranks)])
-        before = whole_checkpoints(self._folder)
+        before = whole_checkpoints(self.folder)
         serial = before[0].record.serial + 1 if before else 1
         put_in_place(partial, replace(record, files=files, serial=serial))
 
@@ -238,14 +239,14 @@ class Checkpoints:
             _LOG.error("error[%s]: %s; training goes on. hint: %s", _DISK_FULL, self._failed.message, self._failed.hint)
 
     def _complaint(self, error: BaseException) -> TitanPlanError:
-        full = disk_full(error, self._folder)
+        full = disk_full(error, self.folder)
         if full is not None:
             return full
         if isinstance(error, TitanPlanError):
             return error
         if is_connection_error(error):
             return connection_error(error, os.environ)
-        message = f"a checkpoint could not be written to {self._folder}: {shorten_text(str(error))}"
+        message = f"a checkpoint could not be written to {self.folder}: {shorten_text(str(error))}"
         hint = "the checkpoint before it is whole; see that the folder can be written by every node"
         return TitanPlanError("R755", message, hint, exit_code=_FAILED)
 

@@ -12,7 +12,10 @@ from typing import TYPE_CHECKING, cast
 
 import torch
 
+from cost_models.errors import TitanPlanError
+
 if TYPE_CHECKING:
+    from runtime.config_values import TrainConfig
     from runtime.models.decoder import Decoder
     from runtime.models.layer import Layer
 
@@ -29,5 +32,15 @@ def compile_layers(module: Decoder, kind: str) -> None:
         import_module("inductor_npu_ext")
     for layer in module.layers.values():
         found = cast("Layer", layer)
-        found.run = torch.compile(found.run, backend=BACKEND)
+        # Every micro batch has the same shapes; symbolic ones would only be compiled, and miscompiled, for others.
+        found.run = torch.compile(found.run, backend=BACKEND, dynamic=False)
         found.selective = False
+
+
+def not_compiled(error: BaseException, config: TrainConfig) -> TitanPlanError | None:
+    """What to do where the compiler gave up; None for any other error."""
+    if not config.numerics.compile or not type(error).__module__.startswith(("torch._inductor", "torch._dynamo")):
+        return None
+    lines = str(error).strip().splitlines()
+    message = f"torch.compile failed: {lines[0] if lines else type(error).__name__}"
+    return TitanPlanError("R782", message, "run without optimization.compile", exit_code=1)

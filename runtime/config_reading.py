@@ -51,6 +51,9 @@ def read_config(values: Mapping[str, object], origin: str, overrides: Overrides,
     optimization = read_section(OptimizationSection, content.get("optimization"), "optimization", origin)
     cluster = read_section(ClusterSection, content.get("cluster"), "cluster", origin)
     model, changes = read_model(content.get("model"), origin, Path(origin).parent)
+    if distributed.dp_size is not None:
+        # What the file contradicts in itself goes before how many processes were started.
+        batch_sizes(training, distributed.dp_size, origin)
     dp = data_parallel_size(distributed, training, _devices(cluster, world_size, origin), origin)
     batch = batch_sizes(training, dp, origin)
     return TrainConfig(

@@ -21,6 +21,9 @@ if TYPE_CHECKING:
 _CLUSTER_OF_KIND: Final = {"npu": "atlas-800t-a2", "cuda": "dgx-h100", "cpu": "local"}
 
 
+_MENDS: Final = {"D212": "leave zero_stage out, or start more processes; "}
+
+
 def check_layout(config: TrainConfig, *, kind: str = "") -> None:
     """Refuse a layout that breaks a rule of the planner or a limit of the trainer.
 
@@ -41,7 +44,7 @@ def check_layout(config: TrainConfig, *, kind: str = "") -> None:
     )
     broken = violation(setting, config.layout)
     if broken is not None:
-        hint = f"titan-plan explain {broken.code} tells the rule"
+        hint = f"{_MENDS.get(broken.code, '')}titan-plan explain {broken.code} tells the rule"
         raise TitanPlanError(broken.code, f"{config.origin}: {config.layout.name}: {broken.reason}", hint)
 
 

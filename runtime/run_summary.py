@@ -26,6 +26,10 @@ def run_summary(config: TrainConfig, kind: str, data: str, total_steps: int) -> 
         f"data    {data}",
         f"output  {config.training.output_dir}",
     ]
+    if config.numerics.loss_scale is not None and workload.precision != "fp16":
+        lines.append(f"note    loss_scale {config.numerics.loss_scale:g} is for fp16; {workload.precision} needs none")
+    if not config.training.checkpoint.interval:
+        lines.append("note    checkpoint.interval is 0: nothing is saved")
     return "\n".join(lines + [f"changed {line}" for line in config.overrides])
 
 

@@ -25,9 +25,7 @@ if TYPE_CHECKING:
 _USAGE, _DEGREES, _INTERRUPTED = "C617", "T310", 130
 _ALIKE = frozenset({"R750", "R752", "R753", "R754", "R755", "R756"})
 """What no input is to blame for, and all ranks meet at the same time."""
-_START = (
-    "start one for each of its {devices} devices: `torchrun --nproc_per_node={devices} -m runtime.train ...`"
-)
+_START = "start one for each of its {devices} devices: `torchrun --nproc_per_node={devices} -m runtime.train ...`"
 
 
 @click.command(context_settings={"help_option_names": ["-h", "--help"]})
@@ -78,6 +76,8 @@ def main() -> int:
     except click.ClickException as error:
         return _tell(TitanPlanError(_USAGE, " ".join(error.format_message().split()), "see --help"))
     except (KeyboardInterrupt, click.exceptions.Abort):
+        if os.environ.get("LOCAL_RANK", "0") == "0":
+            sys.stderr.write("interrupted before the first step; nothing was there to save\n")
         return _INTERRUPTED
     except TitanPlanError as error:
         return _tell(error)

@@ -69,7 +69,9 @@ def training_options(command: _Command) -> _Command:
     """Attach all of `FLAGS` to a click command; each arrives as text, or as None."""
     for flag in reversed(FLAGS):
         alone: dict[str, Any] = {"is_flag": False, "flag_value": flag.bare} if flag.bare else {}
-        command = click.option(flag.name, _field(flag), metavar="VALUE", help=flag.help, **alone)(command)
+        command = click.option(
+            flag.name, _field(flag), metavar="[VALUE]" if flag.bare else "VALUE", help=flag.help, **alone
+        )(command)
     return command
 
 

@@ -13,6 +13,7 @@ from cost_models.errors import TitanPlanError
 
 from .assembly import Assembly, assemble
 from .checkpoint import Checkpoints
+from .compiling import not_compiled
 from .data import DataLoader, epochs_to_steps, open_tokens
 from .device import open_device
 from .engine import Engine
@@ -68,7 +69,7 @@ def train(config: TrainConfig, process: Process, kind: str) -> None:
 
 def _explained(error: Exception, config: TrainConfig, environ: Mapping[str, str]) -> TitanPlanError | None:
     """What a user can do about an error of the machine; None for a mistake of ours."""
-    found = out_of_memory(error, config) or disk_full(error)
+    found = out_of_memory(error, config) or disk_full(error) or not_compiled(error, config)
     if found is None and is_connection_error(error):
         found = connection_error(error, environ)
     return found
@@ -118,6 +119,14 @@ class _Run:
         self._checkpoints.finish()
         if stopped:
             self._leave_early()
+        self._tell_all([self._end(resumed)])
+
+    def _end(self, resumed: int | None) -> str:
+        if resumed is not None and resumed >= self._total:
+            more = "raise training.max_steps or epochs, or choose another output_dir for a new run"
+            return f"nothing left to do: step {self._step} of {self._total} was reached before; {more}"
+        kept = f", checkpoints in {self._checkpoints.folder}" if self._config.training.checkpoint.interval else ""
+        return f"done: {self._step} steps; metrics in {self._config.training.output_dir}/metrics.csv{kept}"
 
     def _finish_quietly(self) -> None:
         """A save under way is worth keeping when the run ends for a bad loss; its own trouble is not the news."""

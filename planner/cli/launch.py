@@ -37,9 +37,8 @@ def launch(**options: Any) -> None:  # noqa: ANN401 - click passes what the opti
     titan-plan launch config.yaml --nodes node1,node2
     """
     if options["nodes"]:
-        for name in ("local", "dry_run"):
-            if options[name]:
-                raise click.UsageError(f"--nodes shows commands only, --{name.replace('_', '-')} has no use beside it")
+        if options["local"]:
+            raise click.UsageError("--nodes shows commands for other machines, --local has no use beside it")
         _show_nodes(options)
         return
     job = _job(options)
