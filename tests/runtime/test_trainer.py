@@ -46,7 +46,8 @@ def test_a_run_leaves_its_metrics_its_checkpoint_and_tensorboard_files(trainers:
     assert steps_kept(tmp_path) == [5]
     lines = rank.said.splitlines()
     assert [line.split()[0] for line in lines[:6]] == ["model", "layout", "batch", "numbers", "data", "output"]
-    assert len(lines) == 11, rank.said
+    assert len(lines) == 12, rank.said
+    assert lines[-1].startswith("done: 5 steps")
     assert all(STEP_LINE.match(line) for line in lines[6:]), rank.said
     assert rank.answered == ""
 

@@ -97,7 +97,7 @@ def test_nodes_are_shown_each_with_its_command(capsys: pytest.CaptureFixture[str
     assert sorted(path.name for path in folder.iterdir()) == ["a_trainer.py", "plan"]
 
 
-@pytest.mark.parametrize("option", ["--local", "--dry-run"])
+@pytest.mark.parametrize("option", ["--local"])
 def test_nodes_and_a_start_here_exclude_each_other(
     capsys: pytest.CaptureFixture[str], folder: Path, option: str
 ) -> None:
