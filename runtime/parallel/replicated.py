@@ -27,7 +27,8 @@ if TYPE_CHECKING:
     from .weight_gradients import WeightGradients
 
 BUCKET_BYTES = 25 * 2**20
-"""DistributedDataParallel's default, 25 MiB."""
+FIRST_BUCKET_BYTES = 2**20
+"""DistributedDataParallel's defaults: the first bucket is small, so that its message starts early in backward."""
 
 
 @dataclass(slots=True, eq=False)
@@ -107,7 +108,9 @@ class Replicated:
         sizes: dict[int, int] = {}
         for parameter, role in parameters:
             bucket = open_.get(role.expert)
-            if bucket is None or sizes[id(bucket)] >= bucket_bytes:
+            first = bucket is None or bucket is next(b for b in buckets if b.group is bucket.group)
+            limit = min(FIRST_BUCKET_BYTES, bucket_bytes) if first else bucket_bytes
+            if bucket is None or sizes[id(bucket)] >= limit:
                 bucket = open_[role.expert] = _Bucket(copies.group(role))
                 buckets.append(bucket)
                 sizes[id(bucket)] = 0

@@ -80,7 +80,9 @@ class Sharded:
 
         main = _swapped_out(module, roles, dense, experts, dtype, swap) if swap and dtype != torch.float32 else {}
         for part, is_expert in _units(module, fused=fused):
-            shard(part, experts if is_expert else dense, reshard=zero == 3)
+            # Without a pipeline the head's backward follows its forward at once.
+            stays = part is module.head and module.chunk.first
+            shard(part, experts if is_expert else dense, reshard=zero == 3 and not stays)
         shard(module, dense, reshard=False)
         self._root = cast("FSDPModule", module)
         for part in module.modules():
@@ -88,6 +90,8 @@ class Sharded:
                 # Sums, not means: the loss is divided by the tokens of the global batch. gloo has no premultiplied sum.
                 part.set_gradient_divide_factor(1.0)
                 part.set_force_sum_reduction_for_comms(True)
+        if isinstance(module.embedding, FSDPModule) and module.embedding.norm is None:
+            module.embedding.set_unshard_in_backward(False)  # a look-up's gradient needs no table
         initialise(self._root)
         if main:
             keep_gradients_wide(self._root)

@@ -56,9 +56,14 @@ def test_a_sparse_block_is_the_sum_over_its_chosen_experts(name: str) -> None:
     inputs = (x, *made.parameters())
     g = torch.randn(x.shape, generator=torch.Generator().manual_seed(1))
     found, wanted = made(x, Saving()), written_out(made, x, 2)
-    torch.testing.assert_close(found, wanted)
+    assert_close_to_rounding(found, wanted)
     for ours, right in zip(torch.autograd.grad(found, inputs, g), torch.autograd.grad(wanted, inputs, g), strict=True):
-        torch.testing.assert_close(ours, right, rtol=1e-4, atol=1e-5)
+        assert_close_to_rounding(ours, right)
+
+
+def assert_close_to_rounding(ours: torch.Tensor, right: torch.Tensor) -> None:
+    """Sums in another order differ by the rounding of their largest terms, however small the sum comes out."""
+    torch.testing.assert_close(ours, right, rtol=0, atol=1e-5 * float(right.detach().abs().max()))
 
 
 def test_the_balance_loss_is_added_to_the_gradient_alone() -> None:
