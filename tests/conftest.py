@@ -15,9 +15,10 @@ if TYPE_CHECKING:
 
 
 def pytest_configure() -> None:
-    """A shell that starts pytest in the background has it ignore Ctrl-C, and all that tests start inherit that."""
-    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
-        signal.signal(signal.SIGINT, signal.default_int_handler)
+    """In the background or under nohup pytest ignores Ctrl-C or SIGHUP, and all that tests start inherit that."""
+    for number, usual in ((signal.SIGINT, signal.default_int_handler), (signal.SIGHUP, signal.SIG_DFL)):
+        if signal.getsignal(number) is signal.SIG_IGN:
+            signal.signal(number, usual)
 
 
 @pytest.fixture(scope="session")
