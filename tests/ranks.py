@@ -1,7 +1,7 @@
 """A pool of worker processes that play the ranks of one test case after the other.
 
 Importing torch is what a rank costs, so it is paid once: a template process imports it and forks the ranks. They
-live until the session ends or a case leaves them in doubt (a hang, a death, an error in some), and are then replaced.
+live until the session ends or a case fails, and are then replaced.
 """
 
 from __future__ import annotations
@@ -68,8 +68,8 @@ class RankPool:
         answers, told = self._answers(world, timeout_s)
         store.unlink(missing_ok=True)
         if told:
-            if len(answers) + len(told) < world or any("Died" in text for text in told.values()):
-                told |= self._replace(world, set(answers) | set(told))
+            # Even ranks that all answered keep halves of groups that broke off, and can fail to form the next one.
+            told |= self._replace(world, set(answers) | set(told))
             raise RankError("\n".join(f"--- rank {rank} of {world}\n{text}" for rank, text in sorted(told.items())))
         return [answers[rank] for rank in range(world)]
 
@@ -96,12 +96,12 @@ class RankPool:
 
     def _replace(self, world: int, done: set[int]) -> dict[int, str]:
         """End all workers; where those stood that had not answered."""
-        silent = [rank for rank in range(world) if rank not in done or rank == min(done, default=-1)]
+        silent = [rank for rank in range(world) if rank not in done]
         for rank in silent:
             with suppress(ProcessLookupError):
                 os.kill(self._workers[rank].pid, signal.SIGUSR1)  # its faulthandler writes the stacks
-        time.sleep(0.3)
-        stood = {rank: "stood at\n" + self._log(rank) for rank in silent if rank not in done}
+        time.sleep(0.3 if silent else 0.0)
+        stood = {rank: "stood at\n" + self._log(rank) for rank in silent}
         self._end_workers()
         return stood
 

@@ -164,7 +164,6 @@ def test_degrees_that_do_not_multiply_to_the_devices_are_refused() -> None:
     assert caught.value.code == "T310"
 
 
-@pytest.mark.heavy  # cases that hang are waited for
 @every_case
 def test_the_trainer_without_guard_shows_why(given: Broken, ranks: RankPool) -> None:
     outcome = FAILS
