@@ -22,6 +22,8 @@ if TYPE_CHECKING:
 SCHEDULES: tuple[str, ...] = ("none", "gpipe", "1f1b", "interleaved", "zero-bubble", "zb-v")
 NONE, GPIPE, ONE_F_ONE_B, INTERLEAVED, ZERO_BUBBLE, ZB_V = range(len(SCHEDULES))
 """Codes of the schedules in columns: the index into `SCHEDULES`."""
+SPLIT_BACKWARD = frozenset({SCHEDULES[ZERO_BUBBLE], SCHEDULES[ZB_V]})
+"""Names of those that compute gradients of weights apart from those of inputs."""
 
 FORWARD, BACKWARD, INPUT_GRAD, WEIGHT_GRAD = "F", "B", "I", "W"
 

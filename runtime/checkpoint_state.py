@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Final
 import torch
 
 from runtime.memory.host import to_host
+from runtime.parallel.slices import part_slices
 
 from .checkpoint_record import state_names
 from .checkpoint_storage import Part
@@ -50,18 +51,8 @@ def box_of(whole: Whole, at: Sequence[int], sizes: Sequence[int]) -> Box:
         at: its coordinates in the mesh.
         sizes: of the mesh.
     """
-    offset, size = [0] * len(whole.shape), list(whole.shape)
-    # Outermost last: a parameter is cut over tp or ep first, and data ranks shard what is left (FSDP's rule, where the
-    # last ranks may hold less, or nothing).
-    for place, rank, ranks in reversed(list(zip(whole.placements, at, sizes, strict=True))):
-        if type(place).__name__ not in _CUTS:
-            continue
-        axis = place.dim  # type: ignore[attr-defined]
-        step = -(-size[axis] // ranks)
-        start = min(step * rank, size[axis])
-        offset[axis] += start
-        size[axis] = min(step, size[axis] - start)
-    return Box(offset=tuple(offset), size=tuple(size))
+    found = part_slices(whole.shape, sizes, whole.placements, at)
+    return Box(offset=tuple(s.start for s in found), size=tuple(s.stop - s.start for s in found))
 
 
 def turn_of(whole: Whole, at: Sequence[int], sizes: Sequence[int], index: int) -> bool:

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from cost_models.errors import TitanPlanError
+from cost_models.schedules import SPLIT_BACKWARD
 
 from .checkpoint_files import check_checkpoint
 from .data import check_dataset
@@ -37,11 +38,11 @@ def check_run(config: TrainConfig, kind: str) -> None:
 def _check_compile(config: TrainConfig, kind: str) -> None:
     if not config.numerics.compile:
         return
-    if kind == "npu" and find_spec("inductor_npu_ext") is None and find_spec("torchair") is None:
-        message = "compile: true on NPUs needs AutoFuse (inductor_npu_ext, with torchair), which is not installed"
+    if kind == "npu" and find_spec("inductor_npu_ext") is None:
+        message = "compile: true on NPUs needs AutoFuse (package inductor_npu_ext), which is not installed"
         raise TitanPlanError(
             "R780", message, "install it with the CANN of this machine, or set optimization.compile: false"
         )
-    if config.layout.schedule in {"zero-bubble", "zb-v"}:
+    if config.layout.schedule in SPLIT_BACKWARD:
         message = f"compile: true with schedule {config.layout.schedule}, whose split backward cannot be compiled"
         raise TitanPlanError("R781", message, "set distributed.pp_schedule to 1f1b or interleaved, or compile: false")

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from .device import TrainDevice
 
 BALANCE = 0.01
-"""Factor of the balance loss of routed experts, as Mixtral and Switch (arXiv:2101.03961, section 2.2) take it."""
+"""Factor of the balance loss of routed experts (Switch Transformers, arXiv:2101.03961, section 2.2)."""
 _BIAS_SPEED = 0.001
 """By how much a router's bias moves a step (arXiv:2412.19437, section 4.2)."""
 
@@ -37,6 +37,7 @@ class StepResult:
         skipped: gradients overflowed in fp16; weights are as before.
         bad_rank: lowest rank whose own loss or gradients are not finite where that ends the run; None otherwise.
         stop: some rank was asked to stop.
+        balance: mean balance loss over layers and sequences, 1 where experts share evenly; None for a dense model.
     """
 
     loss: float
@@ -44,6 +45,7 @@ class StepResult:
     skipped: bool
     bad_rank: int | None = None
     stop: bool = False
+    balance: float | None = None
 
 
 class Engine:
@@ -97,6 +99,7 @@ class Engine:
         workload = self._config.workload
         scale = self._assembly.scale
         scale.token = loss_scale / workload.tokens
+        scale.balance_sum = None
         if self._config.model.moe is not None:
             scale.balance = BALANCE * loss_scale / workload.global_batch
 
@@ -125,14 +128,31 @@ class Engine:
         """Loss, norm and the wish to stop over all ranks in one message."""
         squared = squared_norm(self.trainables, loss.device)
         wish = torch.tensor(float(stop), device=loss.device)
-        found = torch.stack((loss / self._config.layout.tp, squared, wish))
+        found = torch.stack((loss / self._config.layout.tp, squared, wish, self._own_balance(loss)))
         if self._assembly.groups is not None:
             dist.all_reduce(found)
-        total, square, wishes = found.tolist()
+        total, square, wishes, balance = found.tolist()
         finite = math.isfinite(total) and math.isfinite(square)
-        bad = None if finite or not self.loss_scale.exhausted else self._lowest_bad(loss, squared)
+        # The loss is summed in full precision: its scale cannot overflow it. Gradients it can, and is then lowered.
+        ends = not math.isfinite(total) or (not finite and self.loss_scale.exhausted)
+        bad = self._lowest_bad(loss, squared) if ends else None
         norm = math.sqrt(square) / scale if math.isfinite(square) else square
-        return StepResult(loss=total / scale, grad_norm=norm, skipped=not finite, bad_rank=bad, stop=wishes > 0)
+        return StepResult(
+            loss=total / scale,
+            grad_norm=norm,
+            skipped=not finite,
+            bad_rank=bad,
+            stop=wishes > 0,
+            balance=balance if self._config.model.moe else None,
+        )
+
+    def _own_balance(self, like: Tensor) -> Tensor:
+        """This rank's share of the mean balance loss; without sp all tp ranks saw the same tokens."""
+        found, layout = self._assembly.scale.balance_sum, self._config.layout
+        if found is None:
+            return torch.zeros_like(like)
+        alike = 1 if layout.sp else layout.tp
+        return found / (alike * self._config.workload.global_batch * max(self._config.model.moe_layers, 1))
 
     def _lowest_bad(self, loss: Tensor, squared: Tensor) -> int:
         """The lowest rank with a loss, or else with gradients, that are not finite."""

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from .hf_folder import HfFolder, check_hf
 from .hf_names import HfTensors, hf_tensors
-from .hf_slices import local_slices
+from .parallel.slices import local_slices
 
 if TYPE_CHECKING:
     from collections.abc import Iterable

@@ -29,7 +29,7 @@ class StepRecord:
         memory_gib: peak of this device since the run began, GiB.
         skipped: gradients overflowed in fp16, and the optimizer left the weights alone.
         loss_scale: of fp16; None elsewhere.
-        balance_loss: what keeps experts evenly loaded; None for a dense model.
+        balance_loss: how evenly experts are loaded, 1 where they share alike; None for a dense model.
     """
 
     step: int

@@ -19,9 +19,12 @@ if TYPE_CHECKING:
     from runtime.parallel.trainable import Trainable
 
 BETAS = (0.9, 0.95)
-EPSILON = 1e-8
 WEIGHT_DECAY = 0.1
+"""Those of Llama 2 (arXiv:2307.09288, section 2.2) and of torchtitan."""
+EPSILON = 1e-8
+"""torch's and torchtitan's default."""
 MOMENTUM = 0.9
+"""Of SGD, as usual (Sutskever et al. 2013, section 3)."""
 SWAP_SLICES = 16
 """As cost_models.stage_memory, after MindSpeed's swap-optimizer-times."""
 
@@ -142,6 +145,8 @@ class _HostState:
         self._device.wait_stream(self._device.current_stream(), self._out)
 
     def _fetch(self, optimizer: torch.optim.Optimizer) -> dict[nn.Parameter, _Arrived]:
+        """Start a slice on its way. What comes in may take the memory of a slice that is still going out."""
+        self._device.wait_stream(self._in, self._out)
         with self._device.stream_context(self._in):
             return {part: self._arrived(part, optimizer.state.get(part, {})) for part in _parts(optimizer)}
 

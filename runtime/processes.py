@@ -88,12 +88,13 @@ class Process:
         address, port = self.environ.get("MASTER_ADDR"), self.environ.get("MASTER_PORT", "")
         if self.environ.get("TORCHELASTIC_USE_AGENT_STORE") != "True" or not address or not port.isdecimal():
             return {}
-        from torch._C._distributed_c10d import PrefixStore, TCPStore  # torch.distributed offers them without saying so
+        import torch.distributed as dist
 
-        store = TCPStore(address, int(port), self.world_size, is_master=False, timeout=timeout)
+        # torch.distributed documents both without exporting their types.
+        store = dist.TCPStore(address, int(port), self.world_size, is_master=False, timeout=timeout)  # type: ignore[attr-defined]
         attempt = self.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
         return {
-            "store": PrefixStore(f"attempt-{attempt}", store),
+            "store": dist.PrefixStore(f"attempt-{attempt}", store),  # type: ignore[attr-defined]
             "rank": self.rank,
             "world_size": self.world_size,
         }

@@ -13,6 +13,7 @@ from cost_models.errors import TitanPlanError
 
 from .assembly import Assembly, assemble
 from .checkpoint import Checkpoints
+from .checkpoint_files import checkpoint_folder
 from .compiling import not_compiled
 from .data import DataLoader, epochs_to_steps, open_tokens
 from .device import open_device
@@ -83,15 +84,8 @@ class _Run:
         self._leads = process.rank == 0
         self._assembly: Assembly = assemble(config, device)
         self._engine = Engine(config, self._assembly, device)
-        folder = Path(config.training.output_dir)
-        options = config.training.checkpoint
         self._checkpoints = Checkpoints(
-            Path(options.path) if options.path else folder / "checkpoints",
-            options,
-            config,
-            self._engine,
-            self._assembly,
-            device,
+            checkpoint_folder(config), config.training.checkpoint, config, self._engine, self._assembly, device
         )
         self._meter = StepMeter(config)
         self._total = _total_steps(config, tokens.n_sequences)
@@ -205,6 +199,7 @@ class _Run:
             memory_bytes=self._device.peak_memory(),
             skipped=result.skipped,
             loss_scale=self._engine.loss_scale.scale if self._config.workload.precision == "fp16" else None,
+            balance_loss=result.balance,
         )
         writer.write(record)
         _tell(step_line(record, self._meter.plan, self._total))
@@ -213,7 +208,6 @@ class _Run:
         if self._leads:
             kept = "" if self._config.training.checkpoint.interval else ", without a checkpoint (checkpoint.interval 0)"
             _tell(f"stopped at step {self._step} as asked{kept}; the same command goes on from there")
-        self._process.leave()
         sys.exit(STOPPED)
 
 

@@ -87,6 +87,8 @@ class HostStore:
     def _fetch(self, moved: _Moved) -> None:
         if moved.device is not None:
             return
+        # What comes in may take the memory of a tensor that the layer before is still computing with.
+        self._device.wait_stream(self._in, self._device.current_stream())
         self._device.wait_stream(self._in, self._out)
         with self._device.stream_context(self._in):
             moved.device = to_device(moved.host, self._device)

@@ -8,7 +8,16 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from runtime.autograd import apply, apply_talking
-from runtime.parallel.context import ContextParallel, gather_natural, pass_on, scatter_natural, to_heads, to_tokens
+from runtime.parallel.context import (
+    ContextParallel,
+    gather_natural,
+    pass_on_later,
+    scatter_natural,
+    to_heads,
+    to_tokens,
+)
+
+from .attention_kernels import Kept
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -76,10 +85,10 @@ class _Attention(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, q: Tensor, k: Tensor, v: Tensor, shape: AttentionShape) -> Tensor:  # noqa: ANN401
         ctx.shape = shape
-        parts = _Merged(q, v)
+        parts = _Merged()
         for part, keys, values in _rounds(k, v, shape):
             query, key, value = _heads_first(q[part.queries]), _heads_first(keys), _heads_first(values)
-            bias = _bias(part, shape, q, k)
+            bias = _bias(part, shape, q)
             parts.add(part, *shape.kernel.forward(query, key, value, causal=part.causal, bias=bias))
         out, statistics = parts.result()
         ctx.save_for_backward(q, k, v, out, statistics)
@@ -92,11 +101,10 @@ class _Attention(torch.autograd.Function):
         sums = _GradientSums(q, k, v, shape)
         for part, keys, values in _rounds(k, v, shape):
             rows = part.queries
-            dout, query, key, value, mixed = (_heads_first(x) for x in (g[rows], q[rows], keys, values, out[rows]))
-            bias = _bias(part, shape, q, k)
-            found = shape.kernel.backward(
-                dout, query, key, value, mixed, statistics[:, :, rows], causal=part.causal, bias=bias
-            )
+            q_rows, k_seen, v_seen, out_rows = (_heads_first(x) for x in (q[rows], keys, values, out[rows]))
+            kept = Kept(q_rows, k_seen, v_seen, out_rows, statistics[:, :, rows])
+            bias = _bias(part, shape, q)
+            found = shape.kernel.backward(_heads_first(g[rows]), kept, causal=part.causal, bias=bias)
             sums.add(part, *(_sequence_first(x) for x in found))
         return (*sums.result(), None)
 
@@ -133,6 +141,8 @@ def _passed(k: Tensor, v: Tensor, shape: AttentionShape) -> Iterator[tuple[_Part
     cp, length = shape.cp, k.shape[0] // 2
     keys, values = k, v
     for round_ in range(cp.size):
+        # The next pair travels while this one is computed with.
+        coming = [pass_on_later(x, cp) for x in (keys, values)] if round_ + 1 < cp.size else []
         source = (cp.rank - round_) % cp.size
         for place, chunk in enumerate(cp.chunks):
             for held, other in enumerate((source, 2 * cp.size - 1 - source)):
@@ -142,15 +152,14 @@ def _passed(k: Tensor, v: Tensor, shape: AttentionShape) -> Iterator[tuple[_Part
                 queries = slice(place * length, (place + 1) * length)
                 seen = slice(other * length, (other + 1) * length)
                 yield _Part(queries, seen, causal=other == chunk and not shape.biased), keys[rows], values[rows]
-        if round_ + 1 < cp.size:
-            keys, values = pass_on(keys, cp), pass_on(values, cp)
+        if coming:
+            keys, values = (arrived() for arrived in coming)
 
 
 class _Merged:
     """Parts of one softmax over different keys, brought together by their statistics (FlashAttention's rescaling)."""
 
-    def __init__(self, q: Tensor, v: Tensor) -> None:
-        self._shape = (*q.shape[:3], v.shape[-1])
+    def __init__(self) -> None:
         self._rows: dict[int, tuple[slice, Tensor, Tensor]] = {}
 
     def add(self, part: _Part, out: Tensor, statistics: Tensor) -> None:
@@ -205,11 +214,10 @@ class _GradientSums:
         return dq, dk, dv
 
 
-def _bias(part: _Part, shape: AttentionShape, q: Tensor, k: Tensor) -> Tensor | None:
+def _bias(part: _Part, shape: AttentionShape, q: Tensor) -> Tensor | None:
     """Causal mask, window and ALiBi of one part as values to add, (1 or heads, queries, keys)."""
     if not shape.biased:
         return None
-    del k
     if shape.cp.kind in {"allgather", "ring"}:
         length = q.shape[0] // 2
         chunk = shape.cp.chunks[part.queries.start // length]

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from functools import lru_cache
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 import torch
 import torch.nn.functional as F  # noqa: N812
@@ -17,6 +17,16 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 Gradients = tuple["Tensor", "Tensor", "Tensor"]
+
+
+class Kept(NamedTuple):
+    """What forward was given and made, for the way back."""
+
+    q: Tensor
+    k: Tensor
+    v: Tensor
+    out: Tensor
+    statistics: Tensor
 
 
 class AttentionKernel(Protocol):
@@ -31,18 +41,9 @@ class AttentionKernel(Protocol):
         """
         ...
 
-    def backward(  # noqa: D102
-        self,
-        g: Tensor,
-        q: Tensor,
-        k: Tensor,
-        v: Tensor,
-        out: Tensor,
-        statistics: Tensor,
-        *,
-        causal: bool,
-        bias: Tensor | None,
-    ) -> Gradients: ...
+    def backward(self, g: Tensor, kept: Kept, *, causal: bool, bias: Tensor | None) -> Gradients:
+        """Gradients of q, k and v for the gradient `g` of the output; `causal` and `bias` as forward had them."""
+        ...
 
 
 class CpuKernel:
@@ -55,19 +56,9 @@ class CpuKernel:
         )
         return out[..., : v.shape[-1]], statistics
 
-    def backward(
-        self,
-        g: Tensor,
-        q: Tensor,
-        k: Tensor,
-        v: Tensor,
-        out: Tensor,
-        statistics: Tensor,
-        *,
-        causal: bool,
-        bias: Tensor | None,
-    ) -> Gradients:
+    def backward(self, g: Tensor, kept: Kept, *, causal: bool, bias: Tensor | None) -> Gradients:
         """See AttentionKernel."""
+        q, k, v, out, statistics = kept
         dq, dk, dv = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward(
             _widened(g, q),
             q,
@@ -94,19 +85,9 @@ class CudaKernel:
         )
         return found[0], found[1][..., : q.shape[2]]
 
-    def backward(
-        self,
-        g: Tensor,
-        q: Tensor,
-        k: Tensor,
-        v: Tensor,
-        out: Tensor,
-        statistics: Tensor,
-        *,
-        causal: bool,
-        bias: Tensor | None,
-    ) -> Gradients:
+    def backward(self, g: Tensor, kept: Kept, *, causal: bool, bias: Tensor | None) -> Gradients:
         """See AttentionKernel. Seed and offset of the dropout that is not used are zeros."""
+        q, k, v, out, statistics = kept
         groups = q.shape[1] // k.shape[1]
         seed = torch.zeros((), dtype=torch.int64)
         # The kernel wants its statistics padded to 32 queries, as its forward returned them.
@@ -143,19 +124,9 @@ class NpuKernel:
         )
         return out, maximum[..., 0] + total[..., 0].log()
 
-    def backward(
-        self,
-        g: Tensor,
-        q: Tensor,
-        k: Tensor,
-        v: Tensor,
-        out: Tensor,
-        statistics: Tensor,
-        *,
-        causal: bool,
-        bias: Tensor | None,
-    ) -> Gradients:
+    def backward(self, g: Tensor, kept: Kept, *, causal: bool, bias: Tensor | None) -> Gradients:
         """See AttentionKernel."""
+        q, k, v, out, statistics = kept
         maximum = statistics[..., None].expand(*statistics.shape, 8).contiguous()
         total = torch.ones_like(maximum)
         dq, dk, dv, *_ = torch.ops.npu.npu_fusion_attention_grad(

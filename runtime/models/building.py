@@ -29,11 +29,18 @@ class StepScale:
         token: of a token's loss: loss scale / tokens of the global batch.
         balance: of a sequence's balance loss in one layer, loss scale included.
         recomputing: a forward runs for the second time, in backward.
+        balance_sum: balance losses of this step so far, over layers and sequences, of this rank's tokens.
     """
 
     token: float = 1.0
     balance: float = 0.0
     recomputing: bool = False
+    balance_sum: Tensor | None = None
+
+    def note_balance(self, loss: Tensor) -> None:
+        """Add one layer's balance loss of one micro batch; a second run of a forward adds nothing."""
+        if not self.recomputing:
+            self.balance_sum = loss if self.balance_sum is None else self.balance_sum + loss
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)

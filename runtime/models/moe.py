@@ -144,6 +144,7 @@ class SparseMlp(nn.Module):
         tokens = sent.sum(1, keepdim=True) / self._top_k
         fraction = sent * (self._n_experts / self._top_k) / tokens
         loss = ((shares.unflatten(0, (-1, batch)).sum(0) / tokens) * fraction).sum()
+        build.scale.note_balance(loss.detach())
         out: Tensor = apply(_Attach, x, loss, build.scale.balance)
         return out
 

@@ -18,6 +18,8 @@ from runtime.autograd import apply_talking
 from .collectives import exchange, gather_rows, scatter_sum
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from torch import Tensor
 
 
@@ -88,19 +90,23 @@ def scatter_natural(x: Tensor, cp: ContextParallel) -> Tensor:
     return scatter_sum(pairs.flatten(0, 2), cp.group)
 
 
-def pass_on(x: Tensor, cp: ContextParallel) -> Tensor:
-    """Send to the next rank of the ring what the previous one sends here."""
+def pass_on_later(x: Tensor, cp: ContextParallel) -> Callable[[], Tensor]:
+    """Start to send to the next rank of the ring; calling the result waits for what the previous one sends here."""
     assert cp.group is not None  # noqa: S101 - cp 1 has no ring
     out = torch.empty_like(x)
     ranks = dist.get_process_group_ranks(cp.group)
     onward, back = ranks[(cp.rank + 1) % cp.size], ranks[(cp.rank - 1) % cp.size]
-    sends = [
-        dist.P2POp(dist.isend, x.contiguous(), onward, cp.group),
-        dist.P2POp(dist.irecv, out, back, cp.group),
-    ]
-    for work in dist.batch_isend_irecv(sends):
-        work.wait()
-    return out
+    sent = x.contiguous()
+    works = dist.batch_isend_irecv(
+        [dist.P2POp(dist.isend, sent, onward, cp.group), dist.P2POp(dist.irecv, out, back, cp.group)]
+    )
+
+    def arrived() -> Tensor:
+        for work in works:
+            work.wait()
+        return out
+
+    return arrived
 
 
 def _heads_out(x: Tensor, cp: ContextParallel) -> Tensor:

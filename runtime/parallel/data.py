@@ -81,7 +81,6 @@ def data_parallel(
         dtype=dtype,
         whole=places.sharded,
         copies=places.copies,
-        gradients=gradients,
         fused=options.fuse_gradient,
         asynchronous=options.async_allreduce,
         swap=swap,
@@ -110,17 +109,15 @@ class _Places:
         layout = self._groups.layout
         return layout.ep if role.expert and layout.ep > 1 else layout.tp
 
-    def replicated(self, name: str, parameter: nn.Parameter, role: Role) -> Whole:
+    def replicated(self, parameter: nn.Parameter, role: Role) -> Whole:
         """Under ZeRO-0."""
-        del name
         mesh = self._mesh(role)
         if mesh is None:
             return Whole(shape=tuple(parameter.shape), mesh=None, placements=())
         return replicated_whole(parameter, role, self._cuts(role), mesh)
 
-    def sharded(self, name: str, shape: torch.Size, role: Role, axis: int) -> Whole:
+    def sharded(self, shape: torch.Size, role: Role, axis: int) -> Whole:
         """Under ZeRO-1 to 3: `shape` is what one tp or ep rank holds."""
-        del name
         whole = list(shape)
         if role.cut is not None:
             whole[role.cut] *= self._cuts(role)

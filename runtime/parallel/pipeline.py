@@ -17,7 +17,7 @@ from torch.distributed.pipelining.schedules import (
     ScheduleZBVZeroBubble,
 )
 
-from cost_models.schedules import stage_rank
+from cost_models.schedules import SPLIT_BACKWARD, stage_rank
 
 if TYPE_CHECKING:
     import torch.distributed as dist
@@ -36,7 +36,6 @@ _SCHEDULES: dict[str, type[PipelineScheduleSingle] | type[PipelineScheduleMulti]
     "zero-bubble": ScheduleInterleavedZeroBubble,
     "zb-v": ScheduleZBVZeroBubble,
 }
-SPLIT_BACKWARD = frozenset({"zero-bubble", "zb-v"})
 
 
 def stages_of(layout: Layout, pp_rank: int) -> tuple[int, ...]:

@@ -45,7 +45,7 @@ class _Bucket:
 class Copies:
     """Who holds copies of a parameter: the mesh (replicate, shard, tp or ep) and the group that sums gradients."""
 
-    whole: Callable[[str, nn.Parameter, Role], Whole]
+    whole: Callable[[nn.Parameter, Role], Whole]
     group: Callable[[Role], dist.ProcessGroup | None]
     count: Callable[[Role], int]
 
@@ -67,7 +67,6 @@ class Replicated:
     ) -> None:
         self._asynchronous = asynchronous
         self._last = False
-        self._store = gradients
         gradients.on_gradient = self._arrived
         named = [(n, p) for n, p in module.named_parameters() if p.requires_grad]
         self._low = dtype != torch.float32
@@ -93,7 +92,7 @@ class Replicated:
                 weight=main[n],
                 gradient=lambda p=p: self._views.get(id(p), p.grad),  # type: ignore[misc]
                 copies=copies.count(roles[n]),
-                whole=copies.whole(n, p, roles[n]),
+                whole=copies.whole(p, roles[n]),
                 low=p.detach() if self._low else None,
             )
             for n, p in named

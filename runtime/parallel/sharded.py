@@ -26,7 +26,6 @@ if TYPE_CHECKING:
     from runtime.models.roles import Role
 
     from .trainable import Whole
-    from .weight_gradients import WeightGradients
 
 
 class Sharded:
@@ -48,15 +47,13 @@ class Sharded:
         zero: int,
         every: bool,
         dtype: torch.dtype,
-        whole: Callable[[str, torch.Size, Role, int], Whole],
+        whole: Callable[[torch.Size, Role, int], Whole],
         copies: Callable[[Role], int],
-        gradients: WeightGradients,
         fused: bool = True,
         asynchronous: bool = True,
         swap: Swapping | None = None,
     ) -> None:
         self._zero, self._every, self._asynchronous = zero, every, asynchronous
-        self._store = gradients
         self._synced = False
         shapes = {n: p.shape for n, p in module.named_parameters()}
         axes: dict[str, int] = {}
@@ -103,7 +100,7 @@ class Sharded:
                 weight=main.get(n, local_part(p)),
                 gradient=lambda p=p: _gradient(p),  # type: ignore[misc]
                 copies=copies(roles[n]),
-                whole=whole(n, shapes[n], roles[n], axes[n]),
+                whole=whole(shapes[n], roles[n], axes[n]),
                 low=local_part(p) if main else None,
             )
             for n, p in self._parameters

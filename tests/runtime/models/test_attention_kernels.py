@@ -7,7 +7,7 @@ import math
 import pytest
 import torch
 
-from runtime.models.attention_kernels import CpuKernel, CudaKernel, NpuKernel, kernel_for
+from runtime.models.attention_kernels import CpuKernel, CudaKernel, Kept, NpuKernel, kernel_for
 
 
 def inputs(heads: int, kv_heads: int, queries: int, keys: int, width: int, v_width: int) -> list[torch.Tensor]:
@@ -44,7 +44,7 @@ def test_the_cpu_kernel_is_a_softmax(heads: int, kv_heads: int, width: int, v_wi
     out, statistics = kernel.forward(q.detach(), k.detach(), v.detach(), **given)
     torch.testing.assert_close(out, wanted, rtol=1e-4, atol=1e-5)
     torch.testing.assert_close(statistics, denominators, rtol=1e-4, atol=1e-5)
-    found = kernel.backward(g, q.detach(), k.detach(), v.detach(), out, statistics, **given)
+    found = kernel.backward(g, Kept(q.detach(), k.detach(), v.detach(), out, statistics), **given)
     for ours, right in zip(found, torch.autograd.grad(wanted, (q, k, v), g), strict=True):
         torch.testing.assert_close(ours, right, rtol=1e-4, atol=1e-5)
 

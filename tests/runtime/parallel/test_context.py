@@ -8,7 +8,14 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from runtime.parallel.context import ContextParallel, gather_natural, pass_on, scatter_natural, to_heads, to_tokens
+from runtime.parallel.context import (
+    ContextParallel,
+    gather_natural,
+    pass_on_later,
+    scatter_natural,
+    to_heads,
+    to_tokens,
+)
 
 if TYPE_CHECKING:
     from tests.ranks import RankPool
@@ -38,7 +45,7 @@ def there_and_back(x: torch.Tensor) -> list[torch.Tensor]:
     cp = whole_group("ring")
     own = x[cp.positions(x.shape[0])]
     whole = gather_natural(own, cp)
-    return [whole, scatter_natural(3 * whole, cp), pass_on(own, cp)]
+    return [whole, scatter_natural(3 * whole, cp), pass_on_later(own, cp)()]
 
 
 def test_gathered_tokens_are_in_order_and_sums_go_home(ranks: RankPool) -> None:

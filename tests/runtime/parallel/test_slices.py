@@ -16,7 +16,7 @@ from torch.distributed.tensor import Replicate, Shard, distribute_tensor
 from torch.distributed.tensor._utils import _compute_local_shape_and_global_offset
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
-from runtime.hf_slices import local_slices, part_slices
+from runtime.parallel.slices import local_slices, part_slices
 from runtime.parallel.torch_private import sharded_placements
 from runtime.parallel.trainable import Whole
 

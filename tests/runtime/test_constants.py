@@ -1,0 +1,22 @@
+"""What the cost model says of the trainer in numbers is what the trainer does."""
+
+from __future__ import annotations
+
+from cost_models.rule_checks import _TRAINED_IN
+from cost_models.stack import TITAN
+from cost_models.stage_memory import SWAP_SLICES
+from runtime.models.loss import CHUNK_TOKENS
+from runtime.optimizers import SWAP_SLICES as OPTIMIZER_SLICES
+from runtime.parallel.data import DTYPES
+
+
+def test_the_loss_is_taken_in_chunks_of_the_same_length() -> None:
+    assert TITAN.loss_chunk_tokens == CHUNK_TOKENS
+
+
+def test_a_swapped_optimizer_passes_in_as_many_slices() -> None:
+    assert OPTIMIZER_SLICES == SWAP_SLICES
+
+
+def test_the_trainer_computes_in_the_precisions_that_the_rule_lets_pass() -> None:
+    assert set(DTYPES) == _TRAINED_IN
