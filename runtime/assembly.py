@@ -12,7 +12,7 @@ from runtime.compiling import compile_layers
 from runtime.memory.host import to_host
 from runtime.memory.offload import HostStore
 from runtime.models.attention_kernels import kernel_for
-from runtime.models.building import Build, StepScale
+from runtime.models.building import Build, StepScale, counted
 from runtime.models.decoder import Chunk, Decoder
 from runtime.models.initial import first_values
 from runtime.models.roles import role_of
@@ -25,12 +25,15 @@ from runtime.parallel.tensor import TensorParallel
 from runtime.parallel.weight_gradients import WeightGradients
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from torch import Tensor
 
     from cost_models.layout import Layout
     from cost_models.model import ModelSpec
     from runtime.config_values import TrainConfig
     from runtime.device import TrainDevice
+    from runtime.models.attention_kernels import AttentionKernel
     from runtime.models.roles import Role
     from runtime.parallel.data import DataParallel
     from runtime.parallel.trainable import Trainable
@@ -66,14 +69,38 @@ class Assembly:
         return tuple(t for chunk in self.chunks for t in chunk.data.trainables)
 
 
-def assemble(config: TrainConfig, device: TrainDevice) -> Assembly:
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class StandIns:
+    """What a run without other ranks and without numbers puts in the place of the real thing.
+
+    Attributes:
+        row_counts: reads how many rows go to each expert or rank.
+    """
+
+    groups: Groups | None
+    kernel: AttentionKernel
+    row_counts: Callable[[Tensor, int], list[int]] = counted
+
+    @classmethod
+    def real(cls, config: TrainConfig, device: TrainDevice) -> StandIns:
+        """The real thing; opens the process groups."""
+        return cls(groups=open_groups(config, device.kind), kernel=kernel_for(device.kind))
+
+
+def open_groups(config: TrainConfig, kind: str) -> Groups | None:
+    """The communicators of this process; None where it is alone."""
+    layout = config.layout
+    return None if layout.devices == 1 else Groups(layout, kind, experts=config.model.moe is not None)
+
+
+def assemble(config: TrainConfig, device: TrainDevice, stand_ins: StandIns | None = None) -> Assembly:
     """Build this rank's part of the model. The process group is there unless the world is one process."""
-    layout, model = config.layout, config.model
-    single = layout.devices == 1
-    groups = None if single else Groups(layout, device.kind, experts=model.moe is not None)
+    layout = config.layout
+    stand_ins = stand_ins or StandIns.real(config, device)
+    groups = stand_ins.groups
     scale = StepScale()
     stages = (0,) if layout.pp == 1 else stages_of(layout, groups.at.pp if groups else 0)
-    builds = {stage: _build(config, groups, device, scale) for stage in stages}
+    builds = {stage: _build(config, stand_ins, device, scale) for stage in stages}
     chunks = tuple(_chunk(config, groups, device, builds[stage], stage) for stage in stages)
     pipeline = _pipeline(config, groups, device, chunks, builds, stages) if layout.pp > 1 else None
     return Assembly(
@@ -91,9 +118,9 @@ def _context(layout: Layout, groups: Groups | None) -> ContextParallel:
     return ContextParallel(layout.cp_kind, groups.cp, groups.at.cp, layout.cp)
 
 
-def _build(config: TrainConfig, groups: Groups | None, device: TrainDevice, scale: StepScale) -> Build:
+def _build(config: TrainConfig, given: StandIns, device: TrainDevice, scale: StepScale) -> Build:
     """What the parts of one chunk share; each chunk has a store of weight gradients of its own."""
-    layout, model, gradients = config.layout, config.model, WeightGradients()
+    layout, model, gradients, groups = config.layout, config.model, WeightGradients(), given.groups
     tp = TensorParallel(gradients=gradients)
     if groups is not None and layout.tp > 1:
         tp = TensorParallel(groups.tp, groups.at.tp, layout.tp, layout.sp, gradients)
@@ -107,7 +134,8 @@ def _build(config: TrainConfig, groups: Groups | None, device: TrainDevice, scal
         ep_size=layout.ep,
         sequence=groups.sequence if groups else None,
         micro_batch=layout.micro_batch,
-        kernel=kernel_for(device.kind),
+        kernel=given.kernel,
+        row_counts=given.row_counts,
         scale=scale,
         host=HostStore(device) if layout.activation_offload else None,
         selective=layout.recompute == "selective",

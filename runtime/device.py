@@ -220,6 +220,12 @@ class TrainDevice(Protocol):
     def pin(self, tensor: torch.Tensor) -> torch.Tensor:
         """A host tensor in pinned memory; on a CPU the tensor itself."""
 
+    def host_like(self, x: torch.Tensor) -> torch.Tensor:
+        """Memory of the host for a tensor of this device, pinned where that can be."""
+
+    def numbers(self, x: torch.Tensor) -> list[float]:
+        """The values of a small tensor; waits for them."""
+
 
 def open_device(kind: str, local_rank: int) -> TrainDevice:
     """The device of a rank; imports torch, and torch_npu for NPUs. Makes it the current one.

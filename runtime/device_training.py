@@ -90,6 +90,14 @@ class AcceleratorDevice:
         """A copy in pinned host memory."""
         return tensor.pin_memory()
 
+    def host_like(self, x: torch.Tensor) -> torch.Tensor:
+        """Pinned host memory for a tensor."""
+        return torch.empty(x.shape, dtype=x.dtype, device="cpu", pin_memory=True)
+
+    def numbers(self, x: torch.Tensor) -> list[float]:
+        """The values of a small tensor; waits for them."""
+        return list(x.tolist())
+
 
 class CpuDevice:
     """The cores of the machine. Ranks share them and its memory; streams do not exist."""
@@ -160,6 +168,14 @@ class CpuDevice:
     def pin(self, tensor: torch.Tensor) -> torch.Tensor:
         """The tensor itself: without a device there is nobody to copy to."""
         return tensor
+
+    def host_like(self, x: torch.Tensor) -> torch.Tensor:
+        """Plain memory."""
+        return torch.empty(x.shape, dtype=x.dtype, device="cpu")
+
+    def numbers(self, x: torch.Tensor) -> list[float]:
+        """The values of a small tensor."""
+        return list(x.tolist())
 
 
 def _max_rss_bytes() -> int:

@@ -131,7 +131,7 @@ class Engine:
         found = torch.stack((loss / self._config.layout.tp, squared, wish, self._own_balance(loss)))
         if self._assembly.groups is not None:
             dist.all_reduce(found)
-        total, square, wishes, balance = found.tolist()
+        total, square, wishes, balance = self._device.numbers(found)
         finite = math.isfinite(total) and math.isfinite(square)
         # The loss is summed in full precision: its scale cannot overflow it. Gradients it can, and is then lowered.
         ends = not math.isfinite(total) or (not finite and self.loss_scale.exhausted)

@@ -14,8 +14,7 @@ if TYPE_CHECKING:
 
 def to_host(x: Tensor, device: TrainDevice) -> Tensor:
     """Start a copy to the host on the current stream; it is whole once that stream has got there."""
-    host = torch.empty(x.shape, dtype=x.dtype, device="cpu", pin_memory=device.can_pin)
-    return host.copy_(x, non_blocking=device.can_pin)
+    return device.host_like(x).copy_(x, non_blocking=device.can_pin)
 
 
 def to_device(x: Tensor, device: TrainDevice) -> Tensor:

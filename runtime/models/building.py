@@ -10,7 +10,7 @@ from runtime.parallel.context import ContextParallel
 from runtime.parallel.tensor import TensorParallel
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
 
     import torch.distributed as dist
     from torch import Tensor
@@ -19,6 +19,17 @@ if TYPE_CHECKING:
 
     from .attention_kernels import AttentionKernel
     from .rotary import RotaryTable
+
+
+def counted(counts: Tensor, _balanced_total: int) -> list[int]:
+    """Rows of each receiver as numbers; waits for the device."""
+    return list(counts.tolist())
+
+
+def balanced(counts: Tensor, balanced_total: int) -> list[int]:
+    """What the counts would be if each got the same: for a run whose numbers are not there."""
+    n = counts.numel()
+    return [(place + 1) * balanced_total // n - place * balanced_total // n for place in range(n)]
 
 
 @dataclass(slots=True, eq=False)
@@ -54,6 +65,7 @@ class Build:
         host: where activations are offloaded to; None to keep them.
         selective: outputs of norms and activations are made again in backward.
         slopes: ALiBi's slope of each head of this rank.
+        row_counts: reads how many rows go to each receiver; its second argument is their sum under balanced routing.
     """
 
     tp: TensorParallel = field(default_factory=TensorParallel)
@@ -69,6 +81,7 @@ class Build:
     rotary: RotaryTable | None = None
     positions: Tensor | None = None
     slopes: Tensor | None = None
+    row_counts: Callable[[Tensor, int], list[int]] = counted
 
     @property
     def alone(self) -> TensorParallel:

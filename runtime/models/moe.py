@@ -79,7 +79,7 @@ class Experts(nn.Module):
         Args:
             x: (rows, hidden). weights: (rows,). counts: (experts here,) rows of each.
         """
-        rows = counts.tolist()
+        rows = build.row_counts(counts, x.shape[0])
         up = grouped_linear(x, self.up, rows, build)
         if self.gate is None:
             activated = activations.plain(up, weights)
@@ -170,13 +170,13 @@ class SparseMlp(nn.Module):
         assert build.ep is not None  # noqa: S101 - the caller branched on it
         order, source, counts = _by_expert(routing.experts, self._n_experts)
         arriving = exchange(counts, build.ep).unflatten(0, (build.ep_size, -1))
-        sent = counts.unflatten(0, (build.ep_size, -1)).sum(1).tolist()
-        received = arriving.sum(1).tolist()
+        sent = build.row_counts(counts.unflatten(0, (build.ep_size, -1)).sum(1), order.numel())
+        received = build.row_counts(arriving.sum(1), order.numel())
         rows = exchange_rows(x[source], build.ep, sent, received)
         weights = exchange_rows(routing.weights.reshape(-1)[order], build.ep, sent, received)
         # Rows come ordered by sender, then expert; the products want them by expert.
         here = torch.arange(arriving.shape[1], device=x.device).repeat(build.ep_size)
-        by_expert = torch.argsort(here.repeat_interleave(arriving.reshape(-1)), stable=True)
+        by_expert = torch.argsort(here.repeat_interleave(arriving.reshape(-1), output_size=sum(received)), stable=True)
         out = self.experts(rows[by_expert], weights[by_expert], arriving.sum(0), build, saving)
         back = torch.empty_like(by_expert)
         back[by_expert] = torch.arange(by_expert.numel(), device=x.device)
@@ -188,7 +188,8 @@ def _by_expert(experts: Tensor, n_experts: int) -> tuple[Tensor, Tensor, Tensor]
     """Order of the (token, choice) pairs by expert, the token of each in that order, and pairs of each expert."""
     flat = experts.reshape(-1)
     order = torch.argsort(flat, stable=True)
-    return order, order // experts.shape[1], torch.bincount(flat, minlength=n_experts)
+    counts = torch.zeros(n_experts, dtype=torch.int64, device=flat.device)
+    return order, order // experts.shape[1], counts.index_add_(0, flat, torch.ones_like(flat))
 
 
 def _summed(rows: Tensor, source: Tensor, tokens: int) -> Tensor:

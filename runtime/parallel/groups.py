@@ -100,6 +100,7 @@ class Groups:
             self.experts = _mesh(device_type, self.grid.experts(), names)
             self.ep = self._of(self.experts, "ep", layout.ep)
         self._sequence: dist.ProcessGroup | None = None
+        self._ends: dist.ProcessGroup | None = None
         if experts and layout.cp > 1 and layout.sp:
             self._sequence = _subgroup(self.grid.ranks.reshape(-1, layout.cp * layout.tp))
 
@@ -119,7 +120,25 @@ class Groups:
         if self.layout.pp == 1:
             return None
         pairs = self.grid.ranks[[0, -1]].reshape(2, -1).T
-        return _subgroup(pairs)
+        self._ends = _subgroup(pairs)
+        return self._ends
+
+    def names(self) -> dict[str, str]:
+        """Dimension by torch's name of the group."""
+        named = {
+            "sequence": self._sequence,
+            "ends": self._ends,
+            "dp": self.dp,
+            "ep": self.ep,
+            "cp": self.cp,
+            "expert_shard": self.experts.get_group("shard"),
+            "expert_replicate": self.experts.get_group("replicate"),
+            "dp_shard": self.dense.get_group("shard"),
+            "dp_replicate": self.dense.get_group("replicate"),
+            "pp": self.pp,
+            "tp": self.tp,
+        }
+        return {group.group_name: name for name, group in named.items() if group is not None}
 
 
 def _mesh(device_type: str, ranks: np.ndarray, names: tuple[str, ...]) -> DeviceMesh:

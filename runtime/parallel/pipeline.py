@@ -6,7 +6,6 @@ from typing import TYPE_CHECKING
 
 import torch
 from torch import nn
-from torch.distributed.pipelining import PipelineStage
 from torch.distributed.pipelining.schedules import (
     PipelineScheduleMulti,
     PipelineScheduleSingle,
@@ -18,6 +17,8 @@ from torch.distributed.pipelining.schedules import (
 )
 
 from cost_models.schedules import SPLIT_BACKWARD, stage_rank
+
+from .torch_private import LeanStage, settle_shapes
 
 if TYPE_CHECKING:
     import torch.distributed as dist
@@ -56,7 +57,7 @@ class _Opaque(nn.Module):
         return out
 
 
-class ChunkStage(PipelineStage):
+class ChunkStage(LeanStage):
     """A stage that tells its data parallelism which backward is the last."""
 
     def __init__(
@@ -130,6 +131,10 @@ class Pipeline:
             loss_fn=lambda output, _: output,
             scale_grads=False,
         )
+
+    def settle_shapes(self) -> None:
+        """Skip the exchange of shapes with the other ranks at the first step, for a run that has none."""
+        settle_shapes(self._schedule)
 
     def run(self, tokens: Tensor, labels: Tensor) -> Tensor | None:
         """Forward and backward of all micro batches.

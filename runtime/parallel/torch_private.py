@@ -8,9 +8,12 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 import torch
+from torch.distributed.pipelining import PipelineStage
+from torch.distributed.pipelining._utils import InferenceMode
 from torch.distributed.tensor.placement_types import Replicate, Shard, _StridedShard
 
 if TYPE_CHECKING:
+    import torch.distributed as dist
     from torch import Tensor
     from torch.distributed.fsdp import FSDPModule
     from torch.distributed.tensor.placement_types import Placement
@@ -44,6 +47,7 @@ def reduce_gradients(root: FSDPModule) -> None:
     state._state_ctx.is_last_backward = True
     for group in _groups(root):
         group.reduce_grads = True
+        group.all_reduce_grads = True  # over the replicas of shards; off since the last `set_requires_gradient_sync`
         group.reshard_after_backward = True
         group.post_backward()
     state._root_post_backward_final_callback()
@@ -64,6 +68,91 @@ def sharded_placements(cut: int | None, tp: int, shard_axis: int) -> tuple[Place
     if cut == shard_axis and tp > 1:
         inner = _StridedShard(shard_axis, split_factor=tp)
     return (Replicate(), inner, outer)
+
+
+class LeanStage(PipelineStage):
+    """A stage that holds what it sends and receives no longer than it must.
+
+    torch's own has a buffer for every micro batch of a step, in both directions, through the whole run, and keeps what
+    it has sent until its backward, which does not read it.
+    """
+
+    def _setup_forward_recv_info(self, num_microbatches: int, has_backward: bool) -> None:
+        real, self.device = self.device, torch.device("meta")
+        super()._setup_forward_recv_info(num_microbatches, has_backward)
+        self.device = real
+        _drop_buffers(self.args_recv_info)
+
+    def _setup_backward_recv_info(self, num_microbatches: int) -> None:
+        real, self.device = self.device, torch.device("meta")
+        super()._setup_backward_recv_info(num_microbatches)
+        self.device = real
+        _drop_buffers(self.grad_recv_info)
+
+    def get_fwd_recv_ops(self, fwd_chunk_id: int) -> list[dist.P2POp]:
+        """Make room for what comes."""
+        _fill_buffers(self.args_recv_info[fwd_chunk_id], self.device)
+        return super().get_fwd_recv_ops(fwd_chunk_id)
+
+    def get_bwd_recv_ops(self, bwd_chunk_id: int) -> list[dist.P2POp]:
+        """Make room for what comes."""
+        if self.has_backward and not self.is_last:
+            _fill_buffers(self.grad_recv_info[bwd_chunk_id], self.device)
+        return super().get_bwd_recv_ops(bwd_chunk_id)
+
+    def _retrieve_recv_activations(self, fwd_chunk_id: int) -> tuple[Tensor, ...]:
+        found: tuple[Tensor, ...] = super()._retrieve_recv_activations(fwd_chunk_id)
+        _drop_buffers({fwd_chunk_id: self.args_recv_info[fwd_chunk_id]})
+        return found
+
+    def _retrieve_recv_grads(self, bwd_chunk_id: int) -> tuple[Tensor | None, ...]:
+        found: tuple[Tensor | None, ...] = super()._retrieve_recv_grads(bwd_chunk_id)
+        _drop_buffers({bwd_chunk_id: self.grad_recv_info[bwd_chunk_id]})
+        return found
+
+    def get_fwd_send_ops(self, fwd_chunk_id: int) -> list[dist.P2POp]:
+        """Send an output, and keep a hollow one that backward starts from."""
+        ops = super().get_fwd_send_ops(fwd_chunk_id)
+        if ops:
+            outputs, inputs = self.fwd_cache[fwd_chunk_id]
+            with torch.enable_grad():
+                self.fwd_cache[fwd_chunk_id] = (tuple(_Hollow.apply(out) for out in outputs), inputs)
+        return ops
+
+
+class _Hollow(torch.autograd.Function):
+    """A tensor of the same shape without the memory; its gradient passes through."""
+
+    @staticmethod
+    def forward(_ctx: Any, x: Tensor) -> Tensor:  # noqa: ANN401
+        return x.new_empty(1).expand(x.shape)
+
+    @staticmethod
+    def backward(_ctx: Any, g: Tensor) -> Tensor:  # noqa: ANN401
+        return g
+
+
+def _fill_buffers(infos: tuple[Any, ...], device: torch.device) -> None:
+    for info in infos:
+        if info.tensor_meta is not None and not info.is_root_arg:
+            meta = info.tensor_meta
+            info.buffer = torch.empty_strided(meta.shape, meta.stride, dtype=meta.dtype, device=device)
+
+
+def _drop_buffers(infos: dict[int, tuple[Any, ...]]) -> None:
+    for chunk in infos.values():
+        for info in chunk:
+            info.buffer = None
+
+
+def settle_shapes(schedule: Any) -> None:  # noqa: ANN401 - one of torch's schedules
+    """Let a schedule know that all stages know their shapes, without asking the other ranks."""
+
+    def settled(stages: list[Any], _has_backward: bool, _done: bool) -> None:
+        for stage in stages:
+            stage._inference_mode = InferenceMode.STATIC
+
+    schedule._warmup_p2p = settled
 
 
 def local_part(tensor: Any) -> Tensor:  # noqa: ANN401 - a DTensor or a plain tensor

@@ -33,6 +33,8 @@ ALONE = (
     case(dp=2, zero=2, reduce="every"),
     case(dp=2, zero=2, fuse=False),
     case(dp=2, zero=2, overlap=False),
+    case(dp=4, zero=1, shard=2, overlap=False),
+    case(pp=2, dp=4, zero=2, shard=2, schedule="zero-bubble"),
     case(dp=2, zero=3),
     case(dp=2, zero=3, fuse=False, recompute="selective"),
     case(tp=2),
