@@ -71,7 +71,7 @@ def operators() -> list[tuple[str, int, int]]:
     ]
     q = _random(TOKENS, 1, HEADS, WIDTH)
     table = RotaryTable(torch.arange(TOKENS), WIDTH, 1e4)
-    cos, sin = table.cos.to(_DTYPE), table.sin.to(_DTYPE)
+    cos, sin = table.cos[..., : WIDTH // 2].to(_DTYPE), table.sin.to(_DTYPE)
     rows.append(("rotary", kept_bytes(lambda: turned(q, cos, sin), [cos, sin]), kept_bytes(lambda: rotate(q, table))))
     gate, up = _random(TOKENS, FFN), _random(TOKENS, FFN)
     rows.append(("gated MLP", kept_bytes(lambda: F.silu(gate) * up), kept_bytes(lambda: activations.gated(gate, up))))

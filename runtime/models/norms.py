@@ -45,15 +45,14 @@ class _RmsNorm(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, g: Tensor) -> tuple[Tensor, Tensor, None]:  # noqa: ANN401
         x, rstd, weight = ctx.saved_tensors
-        normed = x * rstd if x.dtype == torch.float32 else x.float() * rstd
-        wide = g if g.dtype == torch.float32 else g.float()
-        product = wide * normed
-        weight_gradient = product.reshape(-1, x.shape[-1]).sum(0)
-        inner = wide * weight
-        # d/dx of x * rstd: rstd * (g w - normed * mean(g w normed)).
-        mean = (product * weight).mean(-1, keepdim=True)
-        dx = inner.addcmul_(normed, mean, value=-1.0).mul_(rstd)
-        return dx.to(x.dtype), weight_gradient.to(weight.dtype), None
+        wide_x, wide_g, wide_weight = x.float(), g.float(), weight.float()
+        product = wide_g * wide_x
+        weight_gradient = rstd.flatten() @ product.flatten(0, -2)
+        # d/dx of x * rstd: rstd * (g w) - x * rstd^3 * mean(g w x). Sums over rows and columns are products of matrix
+        # and vector, so that two tensors of the size of x are made, not four.
+        mean = (product @ wide_weight)[..., None] * rstd.pow(3).div_(x.shape[-1])
+        dx = torch.mul(wide_g, wide_weight, out=product).mul_(rstd)
+        return dx.addcmul_(wide_x, mean, value=-1.0).to(x.dtype), weight_gradient.to(weight.dtype), None
 
 
 def inverse_rms(x: Tensor, epsilon: float) -> Tensor:

@@ -24,8 +24,8 @@ class RotaryTable:
     def __init__(self, positions: Tensor, width: int, theta: float) -> None:
         exponents = torch.arange(0, width, 2, device=positions.device, dtype=torch.float64) / width
         angles = positions.double()[:, None] * theta**-exponents
-        # (sequence, 1 micro batch, 1 head, width / 2)
-        self.cos = angles.cos().float()[:, None, None, :]
+        # (sequence, 1 micro batch, 1 head, width) and (..., width / 2): both halves turn by the same angles.
+        self.cos = angles.cos().float().repeat(1, 2)[:, None, None, :]
         self.sin = angles.sin().float()[:, None, None, :]
 
 
@@ -51,9 +51,10 @@ class _Rotate(torch.autograd.Function):
 
 
 def _turned(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    first, second = x.float().chunk(2, -1)
-    out = x.new_empty(x.shape, dtype=torch.float32)
+    wide = x.float()
+    out = wide * cos
+    first, second = wide.chunk(2, -1)
     low, high = out.chunk(2, -1)
-    torch.mul(first, cos, out=low).addcmul_(second, sin, value=-1.0)
-    torch.mul(second, cos, out=high).addcmul_(first, sin)
+    low.addcmul_(second, sin, value=-1.0)
+    high.addcmul_(first, sin)
     return out.to(x.dtype)

@@ -29,6 +29,8 @@ if TYPE_CHECKING:
 BUCKET_BYTES = 25 * 2**20
 FIRST_BUCKET_BYTES = 2**20
 """DistributedDataParallel's defaults: the first bucket is small, so that its message starts early in backward."""
+_FEWEST_MESSAGES = 4
+"""A small model's gradients fit one bucket, whose message would start when backward is over."""
 
 
 @dataclass(slots=True, eq=False)
@@ -101,7 +103,10 @@ class Replicated:
     def _fill(
         self, parameters: Iterable[tuple[nn.Parameter, Role]], copies: Copies, bucket_bytes: int
     ) -> list[_Bucket]:
-        """Parameters of one group share buckets of about `bucket_bytes`."""
+        """Parameters of one group share buckets of about `bucket_bytes`, or less where that would make too few."""
+        parameters = list(parameters)
+        total = sum(parameter.numel() * 4 for parameter, _ in parameters)
+        bucket_bytes = min(bucket_bytes, max(total // _FEWEST_MESSAGES, FIRST_BUCKET_BYTES))
         open_: dict[bool, _Bucket] = {}
         buckets: list[_Bucket] = []
         sizes: dict[int, int] = {}
