@@ -341,6 +341,13 @@ _OTHER_CODES: Final = (
         source="runtime/data/remote.py",
     ),
     Code(
+        code="C627",
+        title="plan of another version",
+        explanation="What another titan-plan predicted says nothing about the trainer of this one.",
+        example="dry-run of a run folder that was written before an update",
+        source="planner/dry_setting.py",
+    ),
+    Code(
         code="R740",
         title="token cache cannot be written",
         explanation="Tokens are kept in a file that every rank and every later run maps into its memory.",

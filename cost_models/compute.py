@@ -81,7 +81,7 @@ class ComputeModel:
             backward_kernels=float(sum(op.backward_kernels + len(op.gemms) for op in operators)),
             selective_kernels=float(sum(op.forward_kernels for op, _ in redone if op.redone_by)),
             forward_flops=forward_flops,
-            backward_flops=_total([_backward_flops(op, fused=self.workload.fused_attention) for op in operators]),
+            backward_flops=_total([_backward_flops(op) for op in operators]),
             selective_flops=_total([_forward_flops(op) for op, _ in redone if op.redone_by]),
             full_flops=forward_flops - skipped_flops,
             attention_forward_s=_total([self._forward_s(op) for op in attention]),
@@ -133,11 +133,11 @@ class ComputeModel:
         return np.asarray(np.maximum(best, memory) + fit.gemm_launch_s)
 
     def _attention_s(self, op: Operator, *, backward: bool) -> Column:
-        """Fused attention: its own efficiency by sequence; backward recomputes the scores (2.5 x forward's FLOPs)."""
+        """Fused attention: its own efficiency by sequence; backward recomputes the scores."""
         fit = self.calibration
         share = fit.attention_backward_efficiency if backward else fit.attention_forward_efficiency
         reached = share * self.workload.seq_len / (self.workload.seq_len + fit.attention_half_seq)
-        flops = op.attention_flops * (2.5 if backward else 1.0)
+        flops = op.attention_backward_flops if backward else op.attention_flops
         return np.asarray(flops / (self.device.peak_flops(self._attention_precision) * reached))
 
     @property
@@ -170,9 +170,8 @@ def _forward_flops(op: Operator) -> Column:
     return _total([op.attention_flops, *(2.0 * g.m * g.k * g.n * g.count for g in op.gemms)])
 
 
-def _backward_flops(op: Operator, *, fused: bool) -> Column:
-    gemms = [4.0 * g.m * g.k * g.n * g.count for g in op.gemms]
-    return _total([*gemms, op.attention_flops * (2.5 if fused else 2.0)])
+def _backward_flops(op: Operator) -> Column:
+    return _total([op.attention_backward_flops, *(4.0 * g.m * g.k * g.n * g.count for g in op.gemms)])
 
 
 def _total(columns: list[Column] | list[Column | float]) -> Column:

@@ -53,6 +53,7 @@ class Operator:
     """One operator: what it computes, moves, keeps and says to other ranks.
 
     `attention_flops`: forward FLOPs of the score and value products, without the half that the kernel skips.
+    `attention_backward_flops`: the scores again and four more products, of the widths of q and v (arXiv:2307.08691).
     `redone_by`: the selective recomputation that repeats this operator's forward.
     `last`: nothing that backward needs is computed by it or after it.
     """
@@ -60,6 +61,7 @@ class Operator:
     name: str
     gemms: tuple[Gemm, ...] = ()
     attention_flops: Column | float = 0.0
+    attention_backward_flops: Column | float = 0.0
     forward_bytes: Column | float = 0.0
     backward_bytes: Column | float = 0.0
     forward_kernels: int = 1

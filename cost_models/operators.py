@@ -11,13 +11,15 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from cost_models.attention_pairs import biased, biased_pairs
 from cost_models.layout import CP_KINDS, Column, Layouts
 from cost_models.model import ModelSpec
-from cost_models.operator_values import Collective, Gemm, Operator, Saved
+from cost_models.operator_values import Collective, Gemm, Operator, Phase, Saved
 from cost_models.stack import Stack
 from cost_models.workload import Workload
 
 ULYSSES, ALLGATHER, RING = (CP_KINDS.index(kind) for kind in ("ulysses", "allgather", "ring"))
+_PHASES: tuple[Phase, ...] = ("forward", "backward")
 _FP32 = 4
 _INT64 = 8
 
@@ -90,6 +92,9 @@ class OperatorTable:
         if moe is None:
             return ()
         shared = self._mlp(moe.shared_ffn_dim, "shared_") if moe.shared_ffn_dim else ()
+        if shared and moe.shared_gate:
+            gate = Gemm(self._x.sharded, _col(self._model.hidden_dim), _col(1.0))
+            shared = (*shared, Operator("shared_gate", gemms=(gate,)))
         return (*self._attention_block(), self._norm("mlp_norm"), *self._experts(), *shared, self._residual("mlp"))
 
     def embedding(self) -> tuple[Operator, ...]:
@@ -131,9 +136,32 @@ class OperatorTable:
             forward_kernels=4,
             backward_kernels=3,
             saved=(self._column_input("head_input"), kept),
-            collectives=self._column_collectives(full),
+            collectives=self._head_collectives(full),
         )
         return (self._norm("final_norm"), projection)
+
+    def _head_collectives(self, full: Column) -> tuple[Collective, ...]:
+        """In chunks: the input is gathered once, its gradient summed at once, and each chunk tells maximum and sums."""
+        x, chunk = self._x, self._stack.loss_chunk_tokens
+        if not chunk:
+            return self._column_collectives(full)
+        with_sp, without = self._by_sp(full)
+        chunks = np.ceil(x.gathered / chunk)
+        # A maximum, then a sum of exponents and the label's logit: numbers in full precision a token.
+        each = tuple(
+            Collective("all_reduce", "tp", x.gathered / chunks * numbers * _FP32, "forward", count=chunks)
+            for numbers in (1, 2)
+        )
+        return (
+            Collective("all_gather", "tp", with_sp, "forward"),
+            Collective("reduce_scatter", "tp", with_sp, "forward"),
+            Collective("all_reduce", "tp", without, "forward"),
+            *each,
+        )
+
+    def _by_sp(self, full: Column) -> tuple[Column, Column]:
+        """Bytes where the sequence is sharded over tp, and where it is not."""
+        return np.where(self._x.sp == 1, full, 0.0), np.where(self._x.sp == 1, 0.0, full)
 
     def _attention_block(self) -> tuple[Operator, ...]:
         return (
@@ -169,7 +197,7 @@ class OperatorTable:
 
     def _column_collectives(self, full: Column) -> tuple[Collective, ...]:
         """sp: gather before, scatter the gradient, gather the input again for wgrad. No sp: all-reduce the gradient."""
-        with_sp, without = np.where(self._x.sp == 1, full, 0.0), np.where(self._x.sp == 1, 0.0, full)
+        with_sp, without = self._by_sp(full)
         again = 0.0 if self._stack.saves_gathered_inputs else 1.0
         return (
             Collective("all_gather", "tp", with_sp, "forward"),
@@ -178,13 +206,22 @@ class OperatorTable:
             Collective("all_reduce", "tp", without, "backward"),
         )
 
-    def _row_collectives(self, full: Column) -> tuple[Collective, ...]:
+    def _row_collectives(self, full: Column, *, in_recompute: bool = True) -> tuple[Collective, ...]:
         """sp: scatter the output, gather its gradient. No sp: all-reduce the output."""
-        with_sp, without = np.where(self._x.sp == 1, full, 0.0), np.where(self._x.sp == 1, 0.0, full)
+        with_sp, without = self._by_sp(full)
         return (
-            Collective("reduce_scatter", "tp", with_sp, "forward"),
-            Collective("all_reduce", "tp", without, "forward"),
+            Collective("reduce_scatter", "tp", with_sp, "forward", in_recompute=in_recompute),
+            Collective("all_reduce", "tp", without, "forward", in_recompute=in_recompute),
             Collective("all_gather", "tp", with_sp, "backward"),
+        )
+
+    def _copy_collectives(self, full: Column) -> tuple[Collective, ...]:
+        """Kept gathered: with sp gather before and scatter the gradient, without sp all-reduce the gradient."""
+        with_sp, without = self._by_sp(full)
+        return (
+            Collective("all_gather", "tp", with_sp, "forward"),
+            Collective("reduce_scatter", "tp", with_sp, "backward"),
+            Collective("all_reduce", "tp", without, "backward"),
         )
 
     def _qkv_projection(self) -> tuple[Operator, ...]:
@@ -245,8 +282,7 @@ class OperatorTable:
             redone_by="norm",
         )
         source = mla.q_lora_rank or m.hidden_dim
-        read = x.gathered * (source + latent_kv) * w
-        gathered, reduced = np.where(x.sp == 1, read, 0.0), np.where(x.sp == 1, 0.0, read)
+        read = x.gathered * w
         up = Operator(
             "latent_up",
             gemms=(
@@ -257,10 +293,9 @@ class OperatorTable:
             backward_kernels=4,
             saved=(Saved("latent_up_input", wide, "norm"),),
             collectives=(
-                Collective("all_gather", "tp", gathered, "forward"),
-                Collective("all_gather", "tp", gathered, "backward"),
-                Collective("reduce_scatter", "tp", gathered, "backward"),
-                Collective("all_reduce", "tp", reduced, "backward"),
+                *self._column_collectives(read * source),
+                *self._column_collectives(read * mla.kv_lora_rank),
+                *self._copy_collectives(read * mla.qk_rope_head_dim),
             ),
         )
         return (down, norm, up, *self._rotary(2 * x.gathered * heads * mla.qk_rope_head_dim * w))
@@ -268,19 +303,19 @@ class OperatorTable:
     def _attention_core(self) -> tuple[Operator, ...]:
         m, x, w = self._model, self._x, self._width
         heads = m.n_heads / x.tp
-        pairs = m.attended_pairs(self._workload.seq_len) if self._skips_mask() else float(self._workload.seq_len**2)
-        flops = 2.0 * heads * (m.qk_head_dim + m.v_head_dim) * pairs * x.micro_batch / x.cp
+        products = 2.0 * heads * self._pairs() * x.micro_batch
         query = x.gathered * heads * m.qk_head_dim * w
         kv_heads = m.attention_kv_heads / x.tp
         # Ulysses deals whole heads: with fewer local key/value heads than cp ranks each rank holds one, repeated.
         kv_repeat = np.where(x.cp_kind == ULYSSES, np.maximum(x.cp / kv_heads, 1.0), 1.0)
-        key_value = x.gathered * kv_heads * kv_repeat * (m.qk_head_dim + m.v_head_dim) * w
+        key, value = (x.gathered * kv_heads * kv_repeat * width * w for width in (m.qk_head_dim, m.v_head_dim))
+        key_value = key + value
         output = x.gathered * heads * m.v_head_dim * w
         saved = [Saved("query", query), Saved("key_value", key_value), Saved("attention_output", output)]
         saved.append(Saved("exchanged_output", np.where(x.cp_kind == ULYSSES, output, 0.0)))
         forward_bytes = backward_bytes = np.asarray(query + key_value + output)
-        kernels = 1
-        if self._workload.fused_attention:
+        kernels, fused = 1, self._workload.fused_attention
+        if fused:
             saved.append(Saved("softmax_statistics", x.gathered * heads * self._statistics))
         else:
             scores = x.micro_batch * heads * float(self._workload.seq_len) ** 2 / x.cp
@@ -290,15 +325,16 @@ class OperatorTable:
             kernels = 5
         core = Operator(
             "attention",
-            gemms=() if self._workload.fused_attention else self._score_products(heads),
-            attention_flops=flops if self._workload.fused_attention else 0.0,
+            gemms=() if fused else self._score_products(heads),
+            attention_flops=products * (m.qk_head_dim + m.v_head_dim) if fused else 0.0,
+            attention_backward_flops=products * (3 * m.qk_head_dim + 2 * m.v_head_dim) if fused else 0.0,
             forward_bytes=forward_bytes,
             backward_bytes=2 * backward_bytes,
             forward_kernels=kernels,
             backward_kernels=kernels,
             saved=tuple(saved),
-            collectives=self._context_collectives(query, key_value, output),
-            redone_by="" if self._workload.fused_attention else "softmax",
+            collectives=self._context_collectives(query, key, value, output),
+            redone_by="" if fused else "softmax",
         )
         return (core,)
 
@@ -311,8 +347,14 @@ class OperatorTable:
             Gemm(seq / x.cp, _col(seq), _col(m.v_head_dim), batch, accumulates_weight=False),
         )
 
-    def _skips_mask(self) -> bool:
-        return self._workload.causal and self._workload.fused_attention
+    def _pairs(self) -> Column:
+        """Pairs of query and key of a sequence that a rank computes."""
+        m, x, seq_len = self._model, self._x, self._workload.seq_len
+        if not (self._workload.causal and self._workload.fused_attention):
+            return seq_len**2 / x.cp
+        if self._stack.computes_masked_bias and biased(m):
+            return biased_pairs(seq_len, x.cp, pieces=(x.cp_kind == ALLGATHER) | (x.cp_kind == RING))
+        return m.attended_pairs(seq_len) / x.cp
 
     def _unfused_saved(self, scores: Column, width: int) -> list[Saved]:
         """Softmax output, and with dropout its mask (1 byte) and its result (Korthikanti 2022, section 4.1)."""
@@ -321,24 +363,31 @@ class OperatorTable:
             saved += [Saved("softmax_mask", scores, "softmax"), Saved("softmax_dropped", scores * width, "softmax")]
         return saved
 
-    def _context_collectives(self, query: Column, key_value: Column, output: Column) -> tuple[Collective, ...]:
+    def _context_collectives(self, query: Column, key: Column, value: Column, output: Column) -> tuple[Collective, ...]:
         """Ulysses (arXiv:2309.14509): all-to-all of q, k, v and of the output. All-gather: k and v, again in backward,
-        gradients scattered. Ring (arXiv:2310.01889): cp - 1 rounds of k and v, in backward their gradients as well.
+        gradients scattered. Ring (arXiv:2310.01889): cp - 1 rounds of k and v, in backward their gradients as well, or
+        those are scattered when all are there. A window may hide a whole passed chunk, so k and v are gathered then.
         """
         kind, parts = self._x.cp_kind, self._x.cp
-        exchanged = np.where(kind == ULYSSES, query + key_value + output, 0.0)
-        gathered = np.where(kind == ALLGATHER, key_value * parts, 0.0)
-        rounds = np.where(kind == RING, key_value, 0.0)
-        hops = np.maximum(parts - 1, 1.0)
-        return (
-            Collective("all_to_all", "cp", exchanged, "forward"),
-            Collective("all_to_all", "cp", exchanged, "backward"),
-            Collective("all_gather", "cp", gathered, "forward"),
-            Collective("all_gather", "cp", gathered, "backward"),
-            Collective("reduce_scatter", "cp", gathered, "backward"),
-            Collective("send_recv", "cp", rounds, "forward", count=hops, overlapped=True),
-            Collective("send_recv", "cp", 2 * rounds, "backward", count=hops, overlapped=True),
-        )
+        passes = (kind == RING) & (not (self._model.sliding_window and self._stack.computes_masked_bias))
+        gathers = (kind == ALLGATHER) | ((kind == RING) & ~passes)
+        scatters = gathers | (passes & (not self._stack.ring_passes_gradients))
+        rounds, hops = 1 + self._stack.ring_passes_gradients, np.maximum(parts - 1, 1.0)
+        found = [
+            Collective("all_to_all", "cp", np.where(kind == ULYSSES, n_bytes, 0.0), phase)
+            for n_bytes in (query, key, value, output)
+            for phase in _PHASES
+        ]
+        for n_bytes in (key, value):
+            whole, passed = np.where(gathers, n_bytes * parts, 0.0), np.where(passes, n_bytes, 0.0)
+            found += [Collective("all_gather", "cp", whole, phase) for phase in _PHASES]
+            found += [
+                Collective("reduce_scatter", "cp", np.where(scatters, n_bytes * parts, 0.0), "backward"),
+                Collective("send_recv", "cp", passed, "forward", count=hops, overlapped=True),
+                Collective("send_recv", "cp", passed, "backward", count=rounds * hops, overlapped=True),
+            ]
+        # A search over many layouts times only what some of them send.
+        return tuple(call for call in found if np.any(call.n_bytes))
 
     def _output_projection(self) -> Operator:
         m, x = self._model, self._x
@@ -382,7 +431,6 @@ class OperatorTable:
                 f"{prefix}mlp_down",
                 gemms=(Gemm(x.gathered, wide, _col(m.hidden_dim)),),
                 collectives=self._row_collectives(full),
-                last=True,
             ),
         )
 
@@ -411,13 +459,8 @@ class OperatorTable:
         local_experts = moe.experts / x.ep
         # Balanced routing: all ep ranks together bring tokens * ep to experts / ep experts of this rank.
         rows = tokens / local_experts
-        exchanged = np.where(spread, tokens * m.hidden_dim * w, 0.0)
-        cut = np.where(spread, 0.0, x.gathered * m.hidden_dim * w)
         moved = tokens * m.hidden_dim * w
         hidden = tokens * wide * w
-        exchange = tuple(
-            Collective("all_to_all", "ep", exchanged, phase, count=2.0) for phase in ("forward", "backward")
-        )
         router_logits = x.sharded * moe.experts * _FP32
         router = Operator(
             "router",
@@ -436,7 +479,7 @@ class OperatorTable:
             forward_kernels=4,
             backward_kernels=5,
             saved=(Saved("expert_tokens", moved),),
-            collectives=(*exchange, *self._column_collectives(cut)),
+            collectives=self._to_experts(spread, tokens),
         )
         down = Operator(
             "experts_down",
@@ -445,10 +488,37 @@ class OperatorTable:
             backward_bytes=2 * moved,
             forward_kernels=3,
             backward_kernels=4,
-            collectives=self._row_collectives(cut),
-            last=True,
+            collectives=self._from_experts(spread, tokens),
         )
         return (router, up, self._activation("expert", hidden), down)
+
+    def _to_experts(self, spread: Column, tokens: Column) -> tuple[Collective, ...]:
+        """Tokens, each choice's weight, and where they go: as counts of rows over ep, as expert numbers over tp."""
+        m, x, w, moe = self._model, self._x, self._width, self._model.moe
+        assert moe is not None  # noqa: S101 - the caller branched on it
+        counts = np.where(spread, float(moe.experts * _INT64), 0.0)
+        chosen = np.where(spread, 0.0, x.gathered * moe.top_k)
+        return (
+            Collective("all_to_all", "ep", counts, "forward"),
+            *self._expert_exchange(spread, tokens * m.hidden_dim * w),
+            *self._expert_exchange(spread, tokens * w),
+            *self._copy_collectives(np.where(spread, 0.0, x.gathered * m.hidden_dim * w)),
+            *self._copy_collectives(chosen * w),
+            Collective("all_gather", "tp", self._by_sp(chosen * _INT64)[0], "forward"),
+        )
+
+    def _from_experts(self, spread: Column, tokens: Column) -> tuple[Collective, ...]:
+        m, x, w = self._model, self._x, self._width
+        cut = np.where(spread, 0.0, x.gathered * m.hidden_dim * w)
+        behind = m.moe is not None and m.moe.shared_ffn_dim > 0  # the shared experts keep tensors after it
+        return (
+            *self._expert_exchange(spread, tokens * m.hidden_dim * w),
+            *self._row_collectives(cut, in_recompute=behind),
+        )
+
+    @staticmethod
+    def _expert_exchange(spread: Column, n_bytes: Column) -> tuple[Collective, ...]:
+        return tuple(Collective("all_to_all", "ep", np.where(spread, n_bytes, 0.0), phase) for phase in _PHASES)
 
 
 def padded_vocab(vocab_size: int, tp: Column) -> Column:

@@ -103,6 +103,15 @@ def telling_stages(model: ModelSpec, layouts: Layouts) -> tuple[Stage, ...]:
     )
 
 
+def stage_of(model: ModelSpec, layouts: Layouts, rank: int) -> Stage:
+    """Any one pipeline rank, standing for itself alone; it does not exist where pp <= rank."""
+    pp, at = layouts.pp, np.full_like(layouts.pp, rank)
+    holds_last = np.where((pp == 1) | (layouts.schedule == ZB_V), rank == 0, at == pp - 1)
+    short = np.where(at == 0, layouts.short_first, 0) + np.where(holds_last, layouts.short_last, 0)
+    layers = layers_per_virtual_stage(model, layouts) * layouts.vpp - short
+    return _stage(model, layouts, at, np.where(at < pp, 1, 0), layers, at == 0, holds_last)
+
+
 def layers_per_virtual_stage(model: ModelSpec, layouts: Layouts) -> Column:
     """Layers of a virtual stage that is not short."""
     return (model.n_layers + layouts.short_first + layouts.short_last) / (layouts.pp * layouts.vpp)

@@ -106,7 +106,7 @@ class PartCosts:
                     ring = ring + each
                     continue
                 plain = plain + each
-                if op.last and self._s.stack.recompute_to_last_saved:
+                if self._s.stack.recompute_to_last_saved and (op.last or not call.in_recompute):
                     skipped = skipped + each
         return ring, plain, skipped
 

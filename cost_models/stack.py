@@ -16,14 +16,19 @@ class Stack:
         whole_gradients: gradients stay whole on each rank until the step, whatever ZeRO says.
         selective: operator kinds that selective recomputation redoes: "softmax" (unfused scores), "norm" (outputs of
             norms), "activation" (output of the MLP activation).
-        recompute_to_last_saved: recomputation stops at the last tensor that backward needs, so the layer's last GEMM
-            and its collective are not redone (torch's non-reentrant checkpoint with early stop).
+        recompute_to_last_saved: recomputation stops at the last tensor that backward needs (torch's non-reentrant
+            checkpoint with early stop). A linear layer of our own keeps its input when its forward is done, product
+            and collective included, so only what comes after the last one is not redone.
         loss_chunk_tokens: tokens whose logits are alive at once; 0 for all of a micro batch.
         logits_bytes: bytes of a logit while its loss is computed, gradient included.
         saves_gathered_inputs: a column-parallel layer keeps the gathered input instead of gathering it again.
         norm_saved_values: full-size values in activation bytes that a norm keeps besides its input's own copy.
         fused_norm_and_rope: norms, rotary and the gated activation are one kernel each.
         fused_accumulation: weight gradients are added to the accumulated ones inside the GEMM.
+        computes_masked_bias: attention under a sliding window or ALiBi computes the whole square of scores, since its
+            kernel takes the mask as a bias.
+        ring_passes_gradients: ring attention passes gradients of keys and values on as well; otherwise they are summed
+            by a reduce-scatter at the end.
         prefetches_weights: ZeRO-3's gather of the next layer hides under the current one.
         overlaps_gradients: gradient reduction hides under backward.
         overlaps_parameters: the gather of updated weights hides under forward.
@@ -42,6 +47,8 @@ class Stack:
     norm_saved_values: int = 0
     fused_norm_and_rope: bool = True
     fused_accumulation: bool = True
+    computes_masked_bias: bool = False
+    ring_passes_gradients: bool = True
     prefetches_weights: bool = True
     overlaps_gradients: bool = True
     overlaps_parameters: bool = True
@@ -55,6 +62,8 @@ TITAN = Stack(
     recompute_to_last_saved=True,
     loss_chunk_tokens=1024,
     fused_accumulation=False,
+    computes_masked_bias=True,
+    ring_passes_gradients=False,
     source="runtime/: our own trainer (FSDP2, DTensor, torch.distributed.pipelining)",
 )
 

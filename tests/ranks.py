@@ -1,7 +1,7 @@
 """A pool of worker processes that play the ranks of one test case after the other.
 
 Importing torch is what a rank costs, so it is paid once: a template process imports it and forks the ranks. They
-live until the session ends or a case fails, and are then replaced.
+live until the session ends, a case fails, or too many threads are left in them, and are then replaced.
 """
 
 from __future__ import annotations
@@ -19,6 +19,8 @@ from multiprocessing.connection import Connection, Listener, wait
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import psutil
+
 if TYPE_CHECKING:
     from collections.abc import Callable
 
@@ -26,6 +28,8 @@ MOST_RANKS = 8
 _ROOT = Path(__file__).parents[1]
 _START_S = 120.0
 _GRACE_S = 2.0
+_MOST_THREADS = 64
+"""gloo's threads outlive their groups: with hundreds of them idle a rank is ten times slower."""
 
 
 @dataclass(slots=True, eq=False)
@@ -71,6 +75,8 @@ class RankPool:
             # Even ranks that all answered keep halves of groups that broke off, and can fail to form the next one.
             told |= self._replace(world, set(answers) | set(told))
             raise RankError("\n".join(f"--- rank {rank} of {world}\n{text}" for rank, text in sorted(told.items())))
+        if any(psutil.Process(worker.pid).num_threads() > _MOST_THREADS for worker in self._workers):
+            self._end_workers()
         return [answers[rank] for rank in range(world)]
 
     def _answers(self, world: int, timeout_s: float) -> tuple[dict[int, Any], dict[int, str]]:

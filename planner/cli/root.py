@@ -10,6 +10,11 @@ import click
 # Verb -> module, attribute, and the line that `--help` shows without importing it.
 _VERBS = {
     "evaluate": ("planner.cli.evaluate", "evaluate", "Predict given layouts from a CSV of runs."),
+    "dry-run": (
+        "planner.cli.dry_run",
+        "dry_run",
+        "Run one step of a plan without hardware, beside its prediction.",
+    ),
     "launch": ("planner.cli.launch", "launch", "Start a plan, or show what each node must run."),
     "models": ("planner.cli.models", "models", "List the models of the catalogue."),
     "clusters": ("planner.cli.clusters", "clusters", "List the clusters of the catalogue, or draw one."),

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from .torch_fake import backward_node, is_fake, storage_key
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Callable, Iterable
 
     import torch
     from torch import Tensor
@@ -43,13 +43,17 @@ class Held:
 class Ledger:
     """The storages of one device.
 
+    Args:
+        counts: whether an operator's result is a tensor of the run.
+
     Attributes:
         events: births, deaths and resizes so far.
         passes: names of the passes of the step so far; the last one runs.
         module: whose forward or backward runs.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, counts: Callable[[object], bool] = is_fake) -> None:
+        self._counts = counts
         self.events = 0
         self.passes: list[str] = ["building"]
         self.module = ""
@@ -72,7 +76,7 @@ class Ledger:
     def see(self, tensors: Iterable[object], made_by: str) -> None:
         """Note the tensors that an operator returned; their memory may be known already."""
         for x in tensors:
-            if is_fake(x):
+            if self._counts(x):
                 self._see(x, made_by)  # type: ignore[arg-type]
 
     def _see(self, x: Tensor, made_by: str) -> None:

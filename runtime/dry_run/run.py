@@ -19,14 +19,15 @@ from runtime.models.building import balanced
 from .ledger import FOREVER, Held, Ledger, category_of
 from .passes import Passes
 from .stand_ins import CountingKernel, DryDevice
-from .torch_fake import fake_tensors, fake_world, resizes_told
+from .torch_fake import fake_tensors, fake_world, messages_held, resizes_told
 from .values import CATEGORIES, DryRun, LiveTensor, Message, Moment
 from .watch import Watch
 
 if TYPE_CHECKING:
-    from runtime.assembly import Assembly
     from runtime.config_values import TrainConfig
     from runtime.parallel.groups import Groups
+
+    from .stand_ins import CountedDevice
 
 _LARGEST = 10
 _TIMELINE_POINTS = 2000
@@ -49,23 +50,35 @@ def dry_run(config: TrainConfig, rank: int = 0) -> DryRun:
         watch = Watch(ledger)
         groups = open_groups(config, "cpu")  # a mesh reads numbers, so it is made of real tensors
         stack.enter_context(resizes_told(ledger.resized))
+        stack.enter_context(messages_held())
         stack.enter_context(fake_tensors())
         stack.enter_context(watch)
-        assembly, engine = _steps(config, groups, ledger, watch)
-        found = _found(config, rank, ledger, watch, assembly, engine, started)
-        del assembly, engine
-    return found
+        stand_ins = StandIns(groups=groups, kernel=CountingKernel(watch), row_counts=balanced)
+        return followed(config, rank, DryDevice(ledger), stand_ins, ledger, watch, started=started)
 
 
-def _steps(
-    config: TrainConfig, groups: Groups | None, ledger: Ledger, watch: Watch
-) -> tuple[Assembly, Engine]:
-    device = DryDevice(ledger)
-    stand_ins = StandIns(groups=groups, kernel=CountingKernel(watch), row_counts=balanced)
+def followed(
+    config: TrainConfig,
+    rank: int,
+    device: CountedDevice,
+    stand_ins: StandIns,
+    ledger: Ledger,
+    watch: Watch,
+    *,
+    started: float,
+    settled: bool = True,
+) -> DryRun:
+    """Build a rank, take two steps, and tell of the second. The watch is on.
+
+    Args:
+        started: `time.perf_counter()` of the beginning.
+        settled: there are no other ranks to agree on shapes with.
+    """
     assembly = assemble(config, device, stand_ins)
-    if assembly.pipeline is not None:
+    if assembly.pipeline is not None and settled:
         assembly.pipeline.settle_shapes()
     engine = Engine(config, assembly, device)
+    watch.follow(chunk.module.build.tp.gradients for chunk in assembly.chunks)
     passes = Passes(ledger, config, assembly, engine)
     engine.step(_batch(config), config.training.lr)
     passes.label_lasting()
@@ -73,7 +86,7 @@ def _steps(
     watch.begin_step()
     engine.step(_batch(config), config.training.lr)
     passes.label_lasting()
-    return assembly, engine
+    return _found(rank, ledger, watch, stand_ins.groups, engine, started)
 
 
 def _batch(config: TrainConfig) -> torch.Tensor:
@@ -81,15 +94,7 @@ def _batch(config: TrainConfig) -> torch.Tensor:
     return torch.zeros(layout.accumulation, layout.micro_batch, config.workload.seq_len + 1, dtype=torch.int64)
 
 
-def _found(
-    config: TrainConfig,
-    rank: int,
-    ledger: Ledger,
-    watch: Watch,
-    assembly: Assembly,
-    engine: Engine,
-    started: float,
-) -> DryRun:
+def _found(rank: int, ledger: Ledger, watch: Watch, groups: Groups | None, engine: Engine, started: float) -> DryRun:
     records = [r for r in ledger.records if r.n_bytes]
     device = [r for r in records if not r.on_host]
     changes = _changes(device, ledger.events)
@@ -97,7 +102,7 @@ def _found(
     peak = max(levels)
     at = levels.index(peak)
     alive = [r for r in device if r.born <= at < r.died]
-    sizes = Counter({name: 0 for name in CATEGORIES})
+    sizes = Counter(dict.fromkeys(CATEGORIES, 0))
     for record in alive:
         sizes[category_of(record)] += record.n_bytes
     lasting = [r for r in records if r.died == FOREVER]
@@ -115,7 +120,7 @@ def _found(
         host_bytes=max(accumulate(_changes([r for r in records if r.on_host], ledger.events)), default=0),
         forward_flops=watch.flops[False],
         backward_flops=watch.flops[True],
-        messages=_messages(watch, assembly.groups),
+        messages=_messages(watch, groups),
         timeline=_timeline(device, ledger.events),
         seconds=time.perf_counter() - started,
     )

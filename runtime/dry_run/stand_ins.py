@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from .watch import Watch
 
 
-class DryDevice(CpuDevice):
+class CountedDevice(CpuDevice):
     """A CPU whose host is somebody else: what is swapped or offloaded does not count as the device's memory."""
 
     def __init__(self, ledger: Ledger) -> None:
@@ -28,6 +28,10 @@ class DryDevice(CpuDevice):
         host = super().host_like(x)
         self._ledger.to_host(host)
         return host
+
+
+class DryDevice(CountedDevice):
+    """One without numbers."""
 
     def numbers(self, x: Tensor) -> list[float]:
         """There are none; one is finite and positive."""

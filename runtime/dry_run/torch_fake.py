@@ -14,7 +14,10 @@ import torch.distributed as dist
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.distributed._tools.fake_collectives import CollectiveOp, collective_ops, sync_ops
 from torch.distributed.fsdp import FSDPModule
+from torch.distributed.pipelining import schedules
+from torch.distributed.tensor import DTensor
 from torch.testing._internal.distributed.fake_pg import FakeStore
+from torch.utils._pytree import tree_leaves
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -44,6 +47,11 @@ def is_fake(x: object) -> bool:
     return isinstance(x, FakeTensor)
 
 
+def is_plain(x: object) -> bool:
+    """Whether a tensor has memory of its own: a DTensor only wraps one that has."""
+    return isinstance(x, torch.Tensor) and not isinstance(x, DTensor)
+
+
 def storage_key(x: Tensor) -> int:
     """Identity of the memory behind a tensor, as long as it lives."""
     return x.untyped_storage()._cdata
@@ -63,15 +71,46 @@ def resizes_told(tell: Callable[[torch.UntypedStorage], None]) -> Iterator[None]
         yield
 
 
+class _Sent:
+    """A message that holds its tensors until it is waited for, as those of a real backend do."""
+
+    def __init__(self, work: dist.Work, tensors: list[Tensor]) -> None:
+        self._work, self._tensors = work, tensors
+
+    def wait(self) -> None:
+        """Let go of the tensors."""
+        self._work.wait()
+        self._tensors.clear()
+
+
+@contextmanager
+def messages_held() -> Iterator[None]:
+    """Sends and receives between pipeline stages hold their tensors until their end; fake ones would not."""
+    inner = schedules._batch_p2p
+
+    def batch(ops: list[dist.P2POp], desc: str | None = None) -> list[Any]:
+        tensors = [op.tensor for op in ops]
+        works = inner(ops, desc)
+        return [_Sent(work, tensors) for work in works]
+
+    with patch.object(schedules, "_batch_p2p", batch):
+        yield
+
+
 def is_message(function: Any) -> bool:  # noqa: ANN401 - an operator of torch
     """Whether an operator sends something, and does not only wait."""
     return function in collective_ops and function not in sync_ops
 
 
-def message_of(function: Any, args: Any, result: Any) -> tuple[dist.ProcessGroup, int]:  # noqa: ANN401
-    """The group of a message and its bytes: gather: output, scatter: input, otherwise the tensor."""
+def message_of(function: Any, args: Any) -> tuple[dist.ProcessGroup, int]:  # noqa: ANN401 - an operator of torch
+    """The group of a message and its bytes: gather: output, scatter: input, otherwise the tensor.
+
+    torch's own count takes the memory behind a tensor, which is more where the tensor is a view.
+    """
     group = CollectiveOp.get_process_group(function, args)
-    return group, int(CollectiveOp.get_comm_tensor_size(function, result, args, None))
+    sent = args[1] if function._overloadpacket.__name__ == "_reduce_scatter_base_" else args[0]
+    tensors = [x for x in tree_leaves(sent) if isinstance(x, torch.Tensor)]
+    return group, sum(x.numel() * x.element_size() for x in tensors)
 
 
 def backward_node() -> str:

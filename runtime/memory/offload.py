@@ -5,6 +5,7 @@ Two layers are on the device at a time: the one in use and the one on its way (f
 
 from __future__ import annotations
 
+import weakref
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -19,7 +20,7 @@ SMALLEST_BYTES = 64 * 1024
 """Smaller tensors (statistics, token numbers) cost more to move than to keep."""
 
 
-@dataclass(slots=True, eq=False)
+@dataclass(slots=True, eq=False, weakref_slot=True)
 class _Moved:
     """One tensor on the host, and on the device while it is on its way in."""
 
@@ -30,10 +31,13 @@ class _Moved:
 
 @dataclass(slots=True, eq=False)
 class _Visit:
-    """One forward of one layer: what it left, and the visit before it, which backward needs next."""
+    """One forward of one layer: what it left, and the visit before it, which backward needs next.
+
+    Autograd owns what was moved; owned here too, it would be a circle that holds host memory until it is collected.
+    """
 
     before: _Visit | None
-    moved: list[_Moved] = field(default_factory=list)
+    moved: list[weakref.ref[_Moved]] = field(default_factory=list)
 
 
 class HostStore:
@@ -66,7 +70,7 @@ class HostStore:
         with self._device.stream_context(self._out):
             moved = _Moved(to_host(x.detach(), self._device), self._visit)
         self._leaving[1].append(x.detach())
-        self._visit.moved.append(moved)
+        self._visit.moved.append(weakref.ref(moved))
         return moved
 
     def get(self, kept: object) -> Tensor:
@@ -80,7 +84,8 @@ class HostStore:
         before = kept.visit.before
         if before is not None:
             for other in before.moved:
-                self._fetch(other)
+                if (early := other()) is not None:
+                    self._fetch(early)
             before.moved = []
         return found
 

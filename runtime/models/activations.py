@@ -39,8 +39,10 @@ class _Gated(torch.autograd.Function):
         activated = F.silu(gate)
         row_gradient = None if weights is None else _row_gradient(g, activated * up, weights)
         g = g if weights is None else g * weights[:, None]
-        up_gradient = activated.mul_(g)
-        return torch.ops.aten.silu_backward(g * up, gate), up_gradient, row_gradient
+        up_gradient, gate_gradient = activated.mul_(g), g * up
+        # In place: a product of its own would be a third tensor as wide as the MLP.
+        torch.ops.aten.silu_backward.grad_input(gate_gradient, gate, grad_input=gate_gradient)
+        return gate_gradient, up_gradient, row_gradient
 
 
 class _Plain(torch.autograd.Function):

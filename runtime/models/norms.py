@@ -45,14 +45,14 @@ class _RmsNorm(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, g: Tensor) -> tuple[Tensor, Tensor, None]:  # noqa: ANN401
         x, rstd, weight = ctx.saved_tensors
-        wide_x, wide_g, wide_weight = x.float(), g.float(), weight.float()
-        product = wide_g * wide_x
+        wide_weight = weight.float()
+        product = g.float() * x
         weight_gradient = rstd.flatten() @ product.flatten(0, -2)
         # d/dx of x * rstd: rstd * (g w) - x * rstd^3 * mean(g w x). Sums over rows and columns are products of matrix
-        # and vector, so that two tensors of the size of x are made, not four.
+        # and vector, so that one tensor of the size of x is made in full precision, not four.
         mean = (product @ wide_weight)[..., None] * rstd.pow(3).div_(x.shape[-1])
-        dx = torch.mul(wide_g, wide_weight, out=product).mul_(rstd)
-        return dx.addcmul_(wide_x, mean, value=-1.0).to(x.dtype), weight_gradient.to(weight.dtype), None
+        dx = torch.mul(g, wide_weight, out=product).mul_(rstd)
+        return dx.addcmul_(x, mean, value=-1.0).to(x.dtype), weight_gradient.to(weight.dtype), None
 
 
 def inverse_rms(x: Tensor, epsilon: float) -> Tensor:
@@ -63,9 +63,7 @@ def inverse_rms(x: Tensor, epsilon: float) -> Tensor:
 
 def scaled(x: Tensor, rstd: Tensor, weight: Tensor) -> Tensor:
     """The output of RMSNorm from its input and statistic, in the dtype of the input."""
-    if x.dtype == torch.float32:
-        return (x * rstd).mul_(weight)
-    return x.float().mul_(rstd).mul_(weight).to(x.dtype)
+    return (x * rstd).mul_(weight).to(x.dtype)
 
 
 def again(output: Tensor) -> Callable[[], Tensor]:

@@ -51,9 +51,8 @@ class _Rotate(torch.autograd.Function):
 
 
 def _turned(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    wide = x.float()
-    out = wide * cos
-    first, second = wide.chunk(2, -1)
+    out = x * cos  # in full precision, as the angles are
+    first, second = x.chunk(2, -1)
     low, high = out.chunk(2, -1)
     low.addcmul_(second, sin, value=-1.0)
     high.addcmul_(first, sin)

@@ -82,6 +82,7 @@ class ChunkStage(LeanStage):
             group=group,
             dw_builder=gradients.take if layout.schedule in SPLIT_BACKWARD else None,
         )
+        self.sends_itself = layout.schedule != "1f1b"
         self._data, self._gradients, self._micro_batches = data, gradients, layout.accumulation
         self._backwards = self._weights = 0
 
@@ -152,4 +153,6 @@ class Pipeline:
         self._schedule.step(
             *inputs, target=labels if self._last else None, losses=losses, return_outputs=False, labels=labels
         )
+        for stage in self._stages:
+            stage.finish_sends()
         return torch.stack([loss.detach() for loss in losses]).sum() if self._last else None

@@ -12,6 +12,8 @@ from torch.distributed.pipelining import PipelineStage
 from torch.distributed.pipelining._utils import InferenceMode
 from torch.distributed.tensor.placement_types import Replicate, Shard, _StridedShard
 
+from runtime.autograd import apply
+
 if TYPE_CHECKING:
     import torch.distributed as dist
     from torch import Tensor
@@ -70,12 +72,42 @@ def sharded_placements(cut: int | None, tp: int, shard_axis: int) -> tuple[Place
     return (Replicate(), inner, outer)
 
 
+_UNDER_WAY = 2
+"""Sends of a stage that may wait for their receiver; the sender runs ahead of it by as many micro batches."""
+
+
 class LeanStage(PipelineStage):
     """A stage that holds what it sends and receives no longer than it must.
 
     torch's own has a buffer for every micro batch of a step, in both directions, through the whole run, and keeps what
-    it has sent until its backward, which does not read it.
+    it has sent until its backward, which does not read it. Its schedules, but for 1F1B, whose sends and receives go
+    together, hold what is under way until the end of the step: with `sends_itself` only the last few are held. Waiting
+    for an older one cannot lock up: the receiver's order has its receive before whatever may depend on a later send.
     """
+
+    sends_itself = False
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:  # noqa: ANN401 - as torch's stage
+        super().__init__(*args, **kwargs)
+        self._under_way: list[tuple[dist.Work, Tensor]] = []
+
+    def _sent(self, ops: list[dist.P2POp]) -> list[dist.P2POp]:
+        """Send now where that is ours to do; what is left to the schedule."""
+        if not self.sends_itself:
+            return ops
+        for op in ops:
+            work = op.op(op.tensor, group=op.group, tag=op.tag, group_dst=op.group_peer)
+            if work is not None:
+                self._under_way.append((work, op.tensor))
+        while len(self._under_way) > _UNDER_WAY:
+            self._under_way.pop(0)[0].wait()
+        return []
+
+    def finish_sends(self) -> None:
+        """Wait for what is still under way."""
+        for work, _ in self._under_way:
+            work.wait()
+        self._under_way = []
 
     def _setup_forward_recv_info(self, num_microbatches: int, has_backward: bool) -> None:
         real, self.device = self.device, torch.device("meta")
@@ -116,8 +148,12 @@ class LeanStage(PipelineStage):
         if ops:
             outputs, inputs = self.fwd_cache[fwd_chunk_id]
             with torch.enable_grad():
-                self.fwd_cache[fwd_chunk_id] = (tuple(_Hollow.apply(out) for out in outputs), inputs)
-        return ops
+                self.fwd_cache[fwd_chunk_id] = (tuple(apply(_Hollow, out) for out in outputs), inputs)
+        return self._sent(ops)
+
+    def get_bwd_send_ops(self, bwd_chunk_id: int) -> list[dist.P2POp]:
+        """Send the gradient of an input."""
+        return self._sent(super().get_bwd_send_ops(bwd_chunk_id))
 
 
 class _Hollow(torch.autograd.Function):

@@ -324,9 +324,16 @@ def test_ulysses_exchanges_query_key_value_and_output() -> None:
 
 
 def test_ring_passes_keys_and_values_to_each_other_rank() -> None:
-    assert llama_traffic(Layout(cp=4, cp_kind="ring", micro_batch=2)) == {
-        ("send_recv", "cp", "forward"): 3 * 2 * WHOLE / 4,
-        ("send_recv", "cp", "backward"): 3 * 2 * 2 * WHOLE / 4,
+    """arXiv:2310.01889: in backward their gradients travel along; our trainer scatters those when all are there."""
+    layout, passed = Layout(cp=4, cp_kind="ring", micro_batch=2), 3 * 2 * WHOLE / 4
+    assert llama_traffic(layout, MEGATRON) == {
+        ("send_recv", "cp", "forward"): passed,
+        ("send_recv", "cp", "backward"): 2 * passed,
+    }
+    assert llama_traffic(layout, TITAN) == {
+        ("send_recv", "cp", "forward"): passed,
+        ("send_recv", "cp", "backward"): passed,
+        ("reduce_scatter", "cp", "backward"): 2 * WHOLE,
     }
 
 
@@ -351,19 +358,57 @@ def test_ulysses_repeats_keys_and_values_where_there_are_fewer_heads_than_ranks(
 
 
 def test_experts_receive_and_return_top_k_copies_of_each_token() -> None:
-    """Mixtral 8x7B: 2 of 8 experts a token; the exchange carries each token twice, there and back."""
+    """Mixtral 8x7B: 2 of 8 experts a token; the exchange carries each token twice, there and back.
+
+    Each copy has its weight with it (2 bytes, and its gradient), and each rank tells how many come (8 bytes an expert).
+    """
     moved = layer_traffic("mixtral-8x7b", 4096, Layout(ep=8, dp=8))
-    once = 4096 * 2 * 4096 * 2
-    assert moved == {("all_to_all", "ep", "forward"): 2 * once, ("all_to_all", "ep", "backward"): 2 * once}
+    once, weights, counts = 4096 * 2 * 4096 * 2, 4096 * 2 * 2, 8 * 8
+    assert moved == {
+        ("all_to_all", "ep", "forward"): 2 * once + weights + counts,
+        ("all_to_all", "ep", "backward"): 2 * once + weights,
+    }
 
 
 def test_experts_cut_by_tp_exchange_nothing_over_ep() -> None:
-    """As a dense MLP of width top_k x ffn_dim: the same four all-reduces."""
-    whole = 4096 * 4096 * 2
+    """As a dense MLP of width top_k x ffn_dim: the same four all-reduces, and one of the weights' gradients."""
+    whole, weights = 4096 * 4096 * 2, 4096 * 2 * 2
     assert layer_traffic("mixtral-8x7b", 4096, Layout(tp=4)) == {
         ("all_reduce", "tp", "forward"): 2 * whole,
-        ("all_reduce", "tp", "backward"): 2 * whole,
+        ("all_reduce", "tp", "backward"): 2 * whole + weights,
     }
+
+
+def test_experts_cut_by_tp_gather_tokens_weights_and_choices_once() -> None:
+    """The gathered tokens are kept, so that only attention's input is gathered again (Korthikanti 2022)."""
+    whole, weights, choices = 4096 * 4096 * 2, 4096 * 2 * 2, 4096 * 2 * 8
+    assert layer_traffic("mixtral-8x7b", 4096, Layout(tp=4, sp=True)) == {
+        ("all_gather", "tp", "forward"): 2 * whole + weights + choices,
+        ("all_gather", "tp", "backward"): 3 * whole,
+        ("reduce_scatter", "tp", "forward"): 2 * whole,
+        ("reduce_scatter", "tp", "backward"): 2 * whole + weights,
+    }
+
+
+def test_a_loss_in_chunks_gathers_its_input_once_and_tells_three_numbers_a_token() -> None:
+    """Of each chunk a maximum, then a sum of exponents and the label's logit, in full precision."""
+    model, workload = find_model("llama2-7b"), Workload(seq_len=4096, global_batch=2)
+    head = table_of(model, workload, Layout(tp=8, sp=True, micro_batch=2), TITAN).head()
+    assert traffic(head, Layout(tp=8)) == {
+        ("all_gather", "tp", "forward"): WHOLE,
+        ("reduce_scatter", "tp", "forward"): WHOLE,
+        ("all_reduce", "tp", "forward"): 3 * 4 * 2 * 4096,
+    }
+    calls = [float(np.asarray(c.count).item()) for op in head for c in op.collectives if c.kind == "all_reduce"]
+    assert calls[1:] == [8, 8]
+
+
+@pytest.mark.parametrize("changes", [{"sliding_window": 128}, {"position": "alibi"}])
+def test_our_kernel_computes_what_a_bias_hides(changes: dict[str, Any]) -> None:
+    """A window or ALiBi is a bias that the kernel adds to the whole square of scores."""
+    model, workload = model_sizes(**changes), Workload(seq_len=1024, global_batch=1)
+    (core,) = (op for op in table_of(model, workload, Layout(), TITAN).dense_layer() if op.name == "attention")
+    assert float(np.asarray(core.attention_flops).item()) == 2.0 * 16 * (48 + 48) * 1024**2
 
 
 @pytest.mark.parametrize("name", ["deepseek-v3", "deepseek-v2-lite"])

@@ -176,20 +176,28 @@ def test_utilisation_stays_below_one(number: int, seed: int) -> None:
 
 @law
 def test_without_recompute_all_ranks_compute_what_the_model_asks(number: int, seed: int) -> None:
-    """Forward and twice that backward, and one half of attention more for the scores of the fused kernel's backward.
+    """Forward and twice that backward, and the scores once more in the backward of the fused kernel.
 
-    With sp, for without it each tp rank makes the router's and the latents' products anew.
+    Its five products there are three of the width of queries and keys and two of that of values. Under a window or
+    ALiBi the trainer's kernel computes what the mask hides, too. With sp, for without it each tp rank makes the
+    router's and the latents' products anew.
     """
     setting, layouts = drawn(number, seed)
     layouts = layouts.take(np.flatnonzero((layouts.tp == 1) | (layouts.sp == 1)))
     layouts = change(layouts, recompute=0, recompute_layers=0)
     model, work = setting.model, setting.workload
-    pairs = model.attended_pairs(work.seq_len) * work.global_batch
-    scores = 2.0 * model.n_layers * model.n_heads * (model.qk_head_dim + model.v_head_dim) * pairs
+    asked = model.attended_pairs(work.seq_len)
+    masked = bool(model.sliding_window) or model.position == "alibi"
+    pieces = (layouts.cp > 1) & (layouts.cp_kind != CP_KINDS.index("ulysses"))
+    square = work.seq_len**2 * np.where(pieces, (2 * layouts.cp + 1) / (4 * layouts.cp), 1.0)
+    computed = square if masked else asked
+    qk, v = model.qk_head_dim, model.v_head_dim
+    more = ((qk + v) + (3 * qk + 2 * v)) * computed - 3 * (qk + v) * asked
+    scores = 2.0 * model.n_layers * model.n_heads * more * work.global_batch
     total = time_of(setting, layouts).hardware_flops * setting.n_devices
     padding = -model.vocab_size % layouts.tp / model.vocab_size
     head = 6.0 * model.vocab_size * model.hidden_dim * work.tokens
-    np.testing.assert_allclose(total, model_flops(setting) + 0.5 * scores + padding * head, rtol=1e-9)
+    np.testing.assert_allclose(total, model_flops(setting) + scores + padding * head, rtol=1e-9)
 
 
 @pytest.mark.parametrize("layout", [Layout(), Layout(tp=8, sp=True), Layout(pp=4, schedule="1f1b"), Layout(dp=4)])
@@ -278,10 +286,10 @@ def never_slower_but_for_split_backwards(fast: Setting, slow: Setting, layouts: 
     """Waits for the host or a link in backward count to the input gradient, none to the weight gradient.
 
     The fill of a zero-bubble schedule grows with their difference, so where a wait bounds the backward and the weight
-    gradient alone gets faster, that fill grows by some percent of a step. All other schedules keep the law strictly.
+    gradient alone gets faster, that fill grows by up to 11 % of a step. All other schedules keep the law strictly.
     """
     split = np.isin(layouts.schedule, [SCHEDULES.index("zero-bubble"), SCHEDULES.index("zb-v")])
-    for rows, slack in ((~split, 1e-9), (split, 0.1)):
+    for rows, slack in ((~split, 1e-9), (split, 0.15)):
         some = layouts.take(np.flatnonzero(rows))
         never_slower(steps(fast, some), steps(slow, some), some, slack)
 
@@ -416,17 +424,24 @@ def test_links_make_the_pipeline_s_communication_and_leave_its_bubble(schedule: 
 # --- what hides ---
 
 
+def ring_time(seq_len: int, stack: Stack) -> TimeEstimate:
+    setting = setting_of("llama3.1-8b", 8, batch=8, seq_len=seq_len, stack=stack)
+    return one(setting, Layout(cp=8, cp_kind="ring", accumulation=8)).time
+
+
 def test_a_ring_hides_under_long_sequences_and_not_under_short_ones() -> None:
     """Attention grows with the square of the sequence, the exchange of keys and values with the sequence alone."""
-    exposed, hidden = [], []
-    for seq_len in (2048, 131072):
-        setting = setting_of("llama3.1-8b", 8, batch=8, seq_len=seq_len)
-        time = one(setting, Layout(cp=8, cp_kind="ring", accumulation=8)).time
-        exposed.append(time.communication_s["cp"].item())
-        hidden.append(time.hidden_communication_s.item())
-    assert exposed[0] > 0
-    assert exposed[1] == 0
-    assert hidden[1] > 0
+    short, long = (ring_time(seq_len, STACKS["megatron"]) for seq_len in (2048, 131072))
+    assert short.communication_s["cp"].item() > 0
+    assert long.communication_s["cp"].item() == 0
+    assert long.hidden_communication_s.item() > 0
+
+
+def test_gradients_that_the_ring_does_not_pass_on_are_waited_for_at_its_end() -> None:
+    """Our trainer sums them by a reduce-scatter of keys and values, in each layer and micro batch, and hides less."""
+    passed, scattered = (ring_time(131072, stack) for stack in (STACKS["megatron"], TITAN))
+    assert scattered.communication_s["cp"].item() > passed.communication_s["cp"].item() == 0
+    assert scattered.hidden_communication_s.item() < passed.hidden_communication_s.item()
 
 
 @law

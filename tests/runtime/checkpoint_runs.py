@@ -12,12 +12,12 @@ import torch
 import torch.distributed as dist
 from torch.distributed.tensor import DTensor
 
+from cost_models.rank_grid import RankGrid
 from runtime import checkpoint_storage
 from runtime.assembly import assemble
 from runtime.checkpoint import Checkpoints
 from runtime.device import open_device
 from runtime.engine import Engine
-from runtime.parallel.groups import RankGrid
 from tests.runtime.parity.training import LR, batches, config_of
 
 if TYPE_CHECKING:

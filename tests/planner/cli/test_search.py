@@ -245,6 +245,7 @@ def test_the_surface_is_pinned() -> None:
             "--precision",
             "--stack",
         },
+        "dry-run": {"plan", "--rank", "--all-stages", "--trace", "--json", "-q", "--quiet"},
         "launch": {
             "plan", "--local", "--nodes", "--dry-run", "--set", "--max-restarts", "--master-port", "--module", "--json",
             "-q", "--quiet",

@@ -8,13 +8,13 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from cost_models.rank_grid import RankGrid
 from runtime.assembly import Assembly, assemble
 from runtime.config import parse_config
 from runtime.config_values import TrainConfig
 from runtime.device import TrainDevice, open_device
 from runtime.engine import Engine
 from runtime.hf_weights import load_hf
-from runtime.parallel.groups import RankGrid
 from tests.runtime.hf.folders import BATCH, CONFIGS, SEQ_LEN, sequences
 
 Sections = dict[str, dict[str, Any]]

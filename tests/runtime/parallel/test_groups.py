@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from cost_models.groups import Axes, Groups
 from cost_models.layout import CP_KINDS, PLACEMENTS, Layout, Layouts
-from runtime.parallel.groups import RankGrid
+from cost_models.rank_grid import RankGrid
 
 if TYPE_CHECKING:
     from collections.abc import Callable

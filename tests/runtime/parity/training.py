@@ -10,11 +10,11 @@ import torch
 import torch.distributed as dist
 
 import runtime.assembly
+from cost_models.rank_grid import RankGrid
 from runtime.assembly import assemble
 from runtime.config import parse_config
 from runtime.device import open_device
 from runtime.engine import Engine
-from runtime.parallel.groups import RankGrid
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

@@ -1,0 +1,288 @@
+"""What was predicted for one rank beside what its dry run found, and where the two disagree."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass, replace
+from typing import TYPE_CHECKING, Any, Final
+
+import numpy as np
+
+from cost_models.layout import Layouts
+from cost_models.memory import CATEGORIES, MemoryModel
+from cost_models.parameters import stage_of
+from cost_models.prediction import usable_bytes
+from cost_models.rank_flops import rank_flops
+from cost_models.rank_grid import RankGrid
+from cost_models.rank_traffic import rank_messages
+from cost_models.stage_memory import ModelParts, StageMemory
+from planner.answer_json import SCHEMA
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from cost_models.layout import Column, Layout
+    from cost_models.rank_messages import RankMessage
+    from cost_models.setting import Setting
+    from runtime.dry_run.shortened import ToldRun
+    from runtime.dry_run.values import DryRun, Message
+
+TENSORS: Final = tuple(name for name in CATEGORIES if name not in {"communication", "reserve"})
+"""Categories of the cost model that are tensors, which is what a dry run sees."""
+TRANSIENT: Final = ("gathered", "buffers", "temporaries")
+"""Categories of a dry run that the cost model has in one, `transient`."""
+
+TOLERANCE: Final = 0.06
+"""Share by which a predicted peak may differ from the dry run's."""
+
+# The dry run's attention is the CPU's, which keeps one fp32 number a token and head; a device may keep more.
+_CPU_STATISTICS_BYTES: Final = 4.0
+_GIB: Final = float(2**30)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Traffic:
+    """All messages of one kind among the same ranks.
+
+    Attributes:
+        names: dimensions that have just these ranks, such as `dp_shard` and `world`.
+        n_bytes: of all of them. All-gather: output, reduce-scatter: input, otherwise the tensor.
+    """
+
+    ranks: tuple[int, ...]
+    kind: str
+    names: tuple[str, ...]
+    count: int
+    n_bytes: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RankFigures:
+    """Memory, work and traffic of one rank in one step, predicted or found.
+
+    Attributes:
+        peak_bytes: of live tensors.
+        memory_bytes: parts of the peak, by the names of `TENSORS`.
+        parameter_bytes: what the optimizer updates; gradient_bytes: what it reads; optimizer_bytes: its moments.
+        host_bytes: swapped and offloaded.
+        traffic: by ranks and kind.
+    """
+
+    peak_bytes: int
+    memory_bytes: Mapping[str, int]
+    flops: float
+    parameter_bytes: int
+    gradient_bytes: int
+    optimizer_bytes: int
+    host_bytes: int
+    traffic: tuple[Traffic, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DeviceRoom:
+    """What a device holds beside the tensors of a dry run, and how much it has.
+
+    Attributes:
+        known: whether cluster and constants of the config's device are at hand; otherwise nothing is said of it.
+        communication_bytes: buffers of the communicators.
+        context_bytes: of the runtime.
+        fragmentation: reserved over allocated memory, less 1.
+        statistics_bytes: softmax statistics that the device's attention kernel keeps beyond the CPU's.
+        usable_bytes: that torch reports for the device.
+    """
+
+    known: bool
+    communication_bytes: int
+    context_bytes: int
+    fragmentation: float
+    statistics_bytes: int
+    usable_bytes: int
+
+    def peak_bytes(self, tensor_bytes: int) -> int:
+        """On the device, where the tensors of a dry run take so much."""
+        tensors = tensor_bytes + self.statistics_bytes
+        return round(tensors * (1.0 + self.fragmentation)) + self.context_bytes + self.communication_bytes
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DryComparison:
+    """One rank, predicted and run dry.
+
+    Attributes:
+        stage: pipeline rank.
+        run: the dry run with its timeline and largest tensors.
+        micro_batches: of each run that was made; two where the step was told from shorter ones.
+    """
+
+    rank: int
+    stage: int
+    predicted: RankFigures
+    found: RankFigures
+    room: DeviceRoom
+    run: DryRun
+    micro_batches: tuple[int, ...]
+
+    @property
+    def difference(self) -> float:
+        """Predicted over found peak, less 1."""
+        return self.predicted.peak_bytes / max(self.found.peak_bytes, 1) - 1.0
+
+    @property
+    def device_peak_bytes(self) -> int:
+        """What the dry run's peak takes on the device."""
+        return self.room.peak_bytes(self.found.peak_bytes)
+
+    def problems(self) -> tuple[str, ...]:
+        """What is wrong with the plan or with the prediction, a sentence each."""
+        told = []
+        room = self.room
+        if room.known and self.device_peak_bytes > room.usable_bytes:
+            peak, usable = self.device_peak_bytes / _GIB, room.usable_bytes / _GIB
+            told.append(f"rank {self.rank} does not fit: {peak:.2f} GiB of the {usable:.2f} GiB that the device has")
+        if abs(self.difference) > TOLERANCE:
+            way = "more" if self.difference > 0 else "less"
+            told.append(
+                f"rank {self.rank}: the prediction contradicts the trainer: {abs(self.difference):.1%} {way} than the "
+                f"dry run's peak, {TOLERANCE:.0%} are allowed"
+            )
+        return tuple(told)
+
+
+def compare(setting: Setting, layout: Layout, told: ToldRun, *, known: bool = True) -> DryComparison:
+    """Set a dry run beside the prediction for its rank.
+
+    Args:
+        known: the setting's cluster is that of the config.
+    """
+    run = told.run
+    return DryComparison(
+        rank=run.rank,
+        stage=RankGrid.of(layout).coordinates(run.rank).pp,
+        predicted=predict_rank(setting, layout, run.rank),
+        found=_found(run),
+        room=_room(setting, layout, run.rank, known=known),
+        run=run,
+        micro_batches=told.micro_batches,
+    )
+
+
+def predict_rank(setting: Setting, layout: Layout, rank: int) -> RankFigures:
+    """What the cost model says of a rank under the attention kernel of a dry run."""
+    setting = _with_cpu_attention(setting)
+    stage, workload = _stage_memory(setting, layout, rank), setting.workload
+    numbers, sharded = workload.numbers, _number(stage.sharded_parameters)
+    in_full = numbers.main_weight_bytes or numbers.weight_bytes
+    gradient = setting.stack.gradient_bytes if numbers.main_weight_bytes else numbers.weight_bytes
+    categories = {name: round(_number(column)) for name, column in stage.categories().items()}
+    return RankFigures(
+        peak_bytes=sum(categories.values()),
+        memory_bytes=categories,
+        flops=rank_flops(setting, layout, rank).total,
+        parameter_bytes=round(sharded * in_full),
+        gradient_bytes=round(sharded * gradient),
+        optimizer_bytes=round(sharded * workload.optimizer_state_bytes),
+        host_bytes=round(_number(stage.swapped) + _number(stage.offloaded)),
+        traffic=_traffic(rank_messages(setting, layout, rank)),
+    )
+
+
+def _found(run: DryRun) -> RankFigures:
+    memory = {name: run.memory_bytes.get(name, 0) for name in TENSORS if name != "transient"}
+    memory["transient"] = sum(run.memory_bytes[name] for name in TRANSIENT)
+    return RankFigures(
+        peak_bytes=run.peak_bytes,
+        memory_bytes={name: memory[name] for name in TENSORS},
+        flops=run.flops,
+        parameter_bytes=run.parameter_bytes,
+        gradient_bytes=run.gradient_bytes,
+        optimizer_bytes=run.optimizer_bytes,
+        host_bytes=run.host_bytes,
+        traffic=_traffic(run.messages),
+    )
+
+
+def _traffic(messages: Sequence[RankMessage | Message]) -> tuple[Traffic, ...]:
+    """Groups of the same ranks are one: torch lends the group of the world to a dimension that spans it."""
+    found: dict[tuple[tuple[int, ...], str], list[RankMessage | Message]] = {}
+    for message in messages:
+        found.setdefault((message.ranks, message.kind), []).append(message)
+    return tuple(
+        Traffic(
+            ranks=ranks,
+            kind=kind,
+            names=tuple(sorted({m.group for m in same})),
+            count=sum(m.count for m in same),
+            n_bytes=sum(m.n_bytes for m in same),
+        )
+        for (ranks, kind), same in found.items()
+    )
+
+
+def _room(setting: Setting, layout: Layout, rank: int, *, known: bool) -> DeviceRoom:
+    parts = MemoryModel(setting, Layouts.of([layout])).estimate().by_category()
+    plain = _stage_memory(_with_cpu_attention(setting), layout, rank)
+    more = _number(_stage_memory(setting, layout, rank).tensors) - _number(plain.tensors)
+    return DeviceRoom(
+        known=known,
+        communication_bytes=round(_number(parts["communication"])),
+        context_bytes=round(setting.cluster.device.context_bytes),
+        fragmentation=setting.calibration.fragmentation,
+        statistics_bytes=round(more),
+        usable_bytes=usable_bytes(setting),
+    )
+
+
+def _with_cpu_attention(setting: Setting) -> Setting:
+    return replace(setting, calibration=replace(setting.calibration, softmax_statistics_bytes=_CPU_STATISTICS_BYTES))
+
+
+def _stage_memory(setting: Setting, layout: Layout, rank: int) -> StageMemory:
+    layouts = Layouts.of([layout])
+    stage = stage_of(setting.model, layouts, RankGrid.of(layout).coordinates(rank).pp)
+    return StageMemory(setting, layouts, ModelParts(setting, layouts), stage)
+
+
+def _number(column: Column) -> float:
+    return float(np.asarray(column).reshape(-1)[0])
+
+
+def comparison_object(compared: DryComparison) -> dict[str, Any]:
+    """One rank as the JSON object that programs may rely on; additions are free."""
+    run, room = compared.run, compared.room
+    on_device: dict[str, Any] | None = None
+    if room.known:
+        peak = compared.device_peak_bytes
+        on_device = {**asdict(room), "peak_bytes": peak, "fits": peak <= room.usable_bytes}
+        del on_device["known"]
+    return {
+        "schema": SCHEMA,
+        "rank": compared.rank,
+        "stage": compared.stage,
+        "seconds": run.seconds,
+        "micro_batches": list(compared.micro_batches),
+        "predicted": _figures_object(compared.predicted),
+        "dry_run": {
+            **_figures_object(compared.found),
+            "transient_bytes": {name: run.memory_bytes[name] for name in TRANSIENT},
+            "moment": run.moment,
+            "largest": [asdict(tensor) for tensor in run.largest],
+        },
+        "difference": compared.difference,
+        "on_device": on_device,
+        "problems": list(compared.problems()),
+    }
+
+
+def _figures_object(figures: RankFigures) -> dict[str, Any]:
+    return {
+        "peak_bytes": figures.peak_bytes,
+        "memory_bytes": dict(figures.memory_bytes),
+        "flops": figures.flops,
+        "parameter_bytes": figures.parameter_bytes,
+        "gradient_bytes": figures.gradient_bytes,
+        "optimizer_bytes": figures.optimizer_bytes,
+        "host_bytes": figures.host_bytes,
+        "collectives": [
+            {"kind": t.kind, "group": list(t.ranks), "dimensions": list(t.names), "count": t.count, "bytes": t.n_bytes}
+            for t in figures.traffic
+        ],
+    }
