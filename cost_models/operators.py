@@ -431,6 +431,8 @@ class OperatorTable:
                 f"{prefix}mlp_down",
                 gemms=(Gemm(x.gathered, wide, _col(m.hidden_dim)),),
                 collectives=self._row_collectives(full),
+                # A gate on shared experts keeps their output, which comes after this.
+                last=not (prefix and m.moe and m.moe.shared_gate),
             ),
         )
 

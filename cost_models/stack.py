@@ -17,8 +17,8 @@ class Stack:
         selective: operator kinds that selective recomputation redoes: "softmax" (unfused scores), "norm" (outputs of
             norms), "activation" (output of the MLP activation).
         recompute_to_last_saved: recomputation stops at the last tensor that backward needs (torch's non-reentrant
-            checkpoint with early stop). A linear layer of our own keeps its input when its forward is done, product
-            and collective included, so only what comes after the last one is not redone.
+            checkpoint with early stop). In a dense layer that is the down projection's input, so the product and its
+            collective are not redone; behind routed experts only the addition to the residual stream is not.
         loss_chunk_tokens: tokens whose logits are alive at once; 0 for all of a micro batch.
         logits_bytes: bytes of a logit while its loss is computed, gradient included.
         saves_gathered_inputs: a column-parallel layer keeps the gathered input instead of gathering it again.

@@ -102,7 +102,10 @@ def row_linear(x: Tensor, weight: Parameter, bias: Parameter | None, tp: TensorP
     Returns:
         (own tokens, outputs).
     """
-    out: Tensor = tp.apply(_RowLinear, x, weight, bias, tp)
+    if tp.group is None and torch.compiler.is_compiling():
+        return F.linear(x, weight, bias)
+    held = _Held()
+    out: Tensor = tp.apply(_RowLinear, tp.apply(_HoldInput, x, held), weight, bias, tp, held)
     return out
 
 
@@ -187,11 +190,42 @@ def _deliver_columns(
             tp.gradients.deliver(parameter, gradient)
 
 
+@dataclass(slots=True, eq=False)
+class _Held:
+    """Where an operator's backward finds what the node before it keeps."""
+
+    node: Any = None
+
+
+class _HoldInput(torch.autograd.Function):
+    """Keeps the input of a row-parallel layer, before the layer runs.
+
+    An operator's own saved tensors are noted when its forward is done. The last one of a layer ends what full
+    recomputation runs again: noted here, the down projection and its message are not repeated.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, held: _Held) -> Tensor:  # noqa: ANN401
+        ctx.save_for_backward(x)
+        held.node = ctx
+        return x.view_as(x)
+
+    @staticmethod
+    def backward(_ctx: Any, g: Tensor) -> tuple[Tensor, None]:  # noqa: ANN401
+        return g, None
+
+
 class _RowLinear(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, x: Tensor, weight: Parameter, bias: Parameter | None, tp: TensorParallel) -> Tensor:  # noqa: ANN401
-        ctx.save_for_backward(x, weight)
-        ctx.tp, ctx.weight, ctx.bias = tp, weight, bias
+    def forward(
+        ctx: Any,  # noqa: ANN401
+        x: Tensor,
+        weight: Parameter,
+        bias: Parameter | None,
+        tp: TensorParallel,
+        held: _Held,
+    ) -> Tensor:
+        ctx.tp, ctx.weight, ctx.bias, ctx.held = tp, weight, bias, held
         if tp.group is None:
             return F.linear(x, weight, bias)
         out = tp.reduce(F.linear(x, weight))
@@ -199,15 +233,15 @@ class _RowLinear(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, g: Tensor) -> tuple[Any, ...]:  # noqa: ANN401
-        x, weight = ctx.saved_tensors
-        tp, parameter, bias = ctx.tp, ctx.weight, ctx.bias
+        (x,) = ctx.held.node.saved_tensors
+        tp, weight, bias = ctx.tp, ctx.weight, ctx.bias
         whole = tp.gather(g)
         dx = whole @ weight
         bias_gradient = None if bias is None else g.sum(0)
         if tp.gradients is not None and tp.gradients.deferring:
-            tp.gradients.defer(lambda: tp.gradients.deliver(parameter, weight_gradient(whole, x)))
-            return dx, None, bias_gradient, None
-        return dx, weight_gradient(whole, x), bias_gradient, None
+            tp.gradients.defer(lambda: tp.gradients.deliver(weight, weight_gradient(whole, x)))
+            return dx, None, bias_gradient, None, None
+        return dx, weight_gradient(whole, x), bias_gradient, None, None
 
 
 class _CopyToRegion(torch.autograd.Function):

@@ -130,13 +130,17 @@ def test_fused_attention_computes_the_scores_once_more_in_backward() -> None:
     assert time.backward_flops.item() - 2 * time.forward_flops.item() == pytest.approx(scores / 2, rel=1e-9)
 
 
-@pytest.mark.parametrize("stack", ["megatron", "titan"])
-def test_full_recompute_repeats_forward_up_to_the_last_tensor_that_backward_needs(stack: str) -> None:
-    """All products: the down projection is an operator of its own, which keeps its input when its product is done."""
+@pytest.mark.parametrize(
+    ("stack", "share"), [("megatron", 1.0), ("titan", 1 - 4096 * 11008 / (4 * 4096**2 + 3 * 4096 * 11008))]
+)
+def test_full_recompute_repeats_forward_up_to_the_last_tensor_that_backward_needs(stack: str, share: float) -> None:
+    """Our trainer stops before the down projection: of h (4 h + 3 f) weights a token meets, h f; attention apart."""
     workload = Workload(seq_len=2048, global_batch=1)
     found = STACKS[stack]
     time = compute(workload=workload, stack=found).part_time(layer(find_model("llama2-7b"), workload, stack=found))
-    assert time.full_flops.item() == time.forward_flops.item()
+    attention = 4.0 * 32 * 128 * 2048**2 / 2
+    gemms = time.forward_flops.item() - attention
+    assert time.full_flops.item() - attention == pytest.approx(share * gemms, rel=1e-9)
     assert 0 < time.full_s.item() <= time.forward_s.item()
 
 
