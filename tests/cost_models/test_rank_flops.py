@@ -68,7 +68,7 @@ def test_a_pipeline_computes_the_same_whoever_holds_which_stage(schedule: str, v
 
 
 def test_full_recompute_runs_the_forward_of_layers_again_and_not_the_head() -> None:
-    """4 layers; the loss computes its gradients in its forward, three products in all. Down projections are not redone."""
+    """4 layers. The loss makes its gradients in its forward, three products in all; down projections are not redone."""
     model = replace(find_model("llama2-7b"), n_layers=4)
     plain, full, half = (
         flops(model, Layout(recompute=kind, recompute_layers=some))
