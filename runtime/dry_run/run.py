@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import time
 from collections import Counter
 from contextlib import ExitStack
@@ -82,6 +83,7 @@ def followed(
     passes = Passes(ledger, config, assembly, engine)
     engine.step(_batch(config), config.training.lr)
     passes.label_lasting()
+    gc.collect()  # whatever the first step left in circles is not the second one's
     ledger.begin_step()
     watch.begin_step()
     engine.step(_batch(config), config.training.lr)

@@ -75,9 +75,14 @@ def real_run(model: dict[str, Any], sections: dict[str, dict[str, Any]]) -> DryR
         return followed(config, rank, device, stand_ins, ledger, watch, started=time.perf_counter(), settled=False)
 
 
-@pytest.mark.parametrize(
-    ("model", "keys"), LAYOUTS, ids=lambda x: x if isinstance(x, str) else "-".join(map(str, x.items()))
-)
+def _case(model: str, keys: dict[str, Any]) -> Any:  # noqa: ANN401 - a set of parameters of pytest
+    """Four ranks, and schedules over several stages, are heavy: what real ranks hold can hang on when they meet."""
+    ranks = keys.get("dp", 1) * keys.get("pp", 1) * keys.get("tp", 1) * keys.get("cp", 1)
+    marks = [pytest.mark.heavy] if ranks > 2 or "vpp" in keys or keys.get("schedule") == "zero-bubble" else []
+    return pytest.param(model, keys, id="-".join([model, *(f"{k}{v}" for k, v in keys.items())]), marks=marks)
+
+
+@pytest.mark.parametrize(("model", "keys"), [_case(*layout) for layout in LAYOUTS])
 def test_the_peak_is_that_of_real_ranks(ranks: RankPool, model: str, keys: dict[str, Any]) -> None:
     sections = sections_of(keys)
     config = config_of(MODELS[model], sections)
