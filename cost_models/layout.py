@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from cost_models.schedules import SCHEDULES
+from cost_models.schedules import SCHEDULES, stage_rank
 
 Column = NDArray[Any]
 
@@ -82,6 +82,11 @@ class Layout:
         layers[0] -= self.short_first
         layers[-1] -= self.short_last
         return tuple(layers)
+
+    def stages_on(self, pp_rank: int) -> tuple[int, ...]:
+        """Virtual stages of a pipeline rank, in model order."""
+        stages = range(self.pp * self.vpp)
+        return tuple(stage for stage in stages if stage_rank(self.schedule, self.pp, stage) == pp_rank)
 
     @property
     def name(self) -> str:

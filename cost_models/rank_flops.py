@@ -11,7 +11,7 @@ from cost_models.attention_pairs import biased, biased_pairs, causal_pairs
 from cost_models.layout import Layouts
 from cost_models.rank_grid import RankGrid
 from cost_models.rank_parameters import stage_layers
-from cost_models.rank_traffic import held_stages, recomputed_layers
+from cost_models.rank_traffic import recomputed_layers
 
 if TYPE_CHECKING:
     from cost_models.layout import Layout
@@ -39,7 +39,7 @@ def rank_flops(setting: Setting, layout: Layout, rank: int) -> RankFlops:
     """
     parts = _Parts(setting, layout)
     forward = backward = 0.0
-    for stage in held_stages(layout, RankGrid.of(layout).coordinates(rank).pp):
+    for stage in layout.stages_on(RankGrid.of(layout).coordinates(rank).pp):
         again = recomputed_layers(setting.model, layout, stage)
         for index in stage_layers(setting.model, layout, stage):
             part = parts.moe if index >= setting.model.dense_layers else parts.dense

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from cost_models.rank_parameters import Parameter
     from cost_models.setting import Setting
 
-__all__ = ["RankMessage", "held_stages", "rank_messages", "recomputed_layers"]
+__all__ = ["RankMessage", "rank_messages", "recomputed_layers"]
 
 _FP32 = 4
 _STEP_NUMBERS = 4
@@ -41,7 +41,7 @@ def rank_messages(setting: Setting, layout: Layout, rank: int) -> tuple[RankMess
     groups = RankGroups(layout, rank)
     tally = Tally(groups)
     tally.add(WORLD, "all_reduce", _STEP_NUMBERS * _FP32)
-    stages = held_stages(layout, groups.at.pp)
+    stages = layout.stages_on(groups.at.pp)
     parameters = {stage: chunk_parameters(setting.model, layout, stage) for stage in stages}
     operators = _Operators(setting, layout)
     for stage in stages:
@@ -53,12 +53,6 @@ def rank_messages(setting: Setting, layout: Layout, rank: int) -> tuple[RankMess
     if setting.model.tied_embeddings and layout.pp > 1 and layout.schedule != "zb-v":
         _tell_tied(tally, groups, everything)
     return tally.found()
-
-
-def held_stages(layout: Layout, pp_rank: int) -> tuple[int, ...]:
-    """Virtual stages of a pipeline rank, in model order."""
-    stages = range(layout.pp * layout.vpp)
-    return tuple(stage for stage in stages if stage_rank(layout.schedule, layout.pp, stage) == pp_rank)
 
 
 def recomputed_layers(model: ModelSpec, layout: Layout, stage: int) -> range:

@@ -20,7 +20,7 @@ from runtime.models.rotary import RotaryTable
 from runtime.parallel.context import ContextParallel
 from runtime.parallel.data import DTYPES, data_parallel
 from runtime.parallel.groups import Groups
-from runtime.parallel.pipeline import ChunkStage, Pipeline, stages_of
+from runtime.parallel.pipeline import ChunkStage, Pipeline
 from runtime.parallel.tensor import TensorParallel
 from runtime.parallel.weight_gradients import WeightGradients
 
@@ -99,7 +99,7 @@ def assemble(config: TrainConfig, device: TrainDevice, stand_ins: StandIns | Non
     stand_ins = stand_ins or StandIns.real(config, device)
     groups = stand_ins.groups
     scale = StepScale()
-    stages = (0,) if layout.pp == 1 else stages_of(layout, groups.at.pp if groups else 0)
+    stages = (0,) if layout.pp == 1 else layout.stages_on(groups.at.pp if groups else 0)
     builds = {stage: _build(config, stand_ins, device, scale) for stage in stages}
     chunks = tuple(_chunk(config, groups, device, builds[stage], stage) for stage in stages)
     pipeline = _pipeline(config, groups, device, chunks, builds, stages) if layout.pp > 1 else None

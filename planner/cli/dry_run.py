@@ -144,6 +144,7 @@ def _tell(
     chosen: bool,
     trace: str | None,
 ) -> None:
+    from planner.answer_json import SCHEMA
     from planner.dry_compare import compare, comparison_object
 
     compared: list[DryComparison] = [
@@ -151,7 +152,7 @@ def _tell(
     ]
     if as_json:
         objects = [comparison_object(one) for one in compared]
-        click.echo(json.dumps({"schema": 1, "ranks": objects} if all_stages else objects[0], allow_nan=False))
+        click.echo(json.dumps({"schema": SCHEMA, "ranks": objects} if all_stages else objects[0], allow_nan=False))
     else:
         from planner.cli.dry_run_text import print_comparisons
 

@@ -39,8 +39,11 @@ def dry_run(config: TrainConfig, rank: int = 0) -> DryRun:
 
     The first step makes the optimizer's state and whatever else is made once; the second is the one that is told.
 
+    Args:
+        rank: 0 to the layout's devices less 1.
+
     Raises:
-        TitanPlanError: the trainer cannot run the layout, or it has no such rank.
+        TitanPlanError: the trainer cannot run the layout.
     """
     started = time.perf_counter()
     check_layout(config)

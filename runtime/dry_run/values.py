@@ -85,7 +85,6 @@ class DryRun:
         memory_bytes: live bytes at the peak by category.
         moment: when the peak was.
         forward_flops, backward_flops: of products and attention; recomputation is in the second.
-        saved_bytes: of one micro batch's activations, the most of the step.
         host_bytes: swapped and offloaded.
     """
 

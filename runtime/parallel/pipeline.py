@@ -16,7 +16,7 @@ from torch.distributed.pipelining.schedules import (
     ScheduleZBVZeroBubble,
 )
 
-from cost_models.schedules import SPLIT_BACKWARD, stage_rank
+from cost_models.schedules import SPLIT_BACKWARD
 
 from .torch_private import LeanStage, settle_shapes
 
@@ -37,12 +37,6 @@ _SCHEDULES: dict[str, type[PipelineScheduleSingle] | type[PipelineScheduleMulti]
     "zero-bubble": ScheduleInterleavedZeroBubble,
     "zb-v": ScheduleZBVZeroBubble,
 }
-
-
-def stages_of(layout: Layout, pp_rank: int) -> tuple[int, ...]:
-    """Virtual stages of a pipeline rank, in model order."""
-    stages = range(layout.pp * layout.vpp)
-    return tuple(stage for stage in stages if stage_rank(layout.schedule, layout.pp, stage) == pp_rank)
 
 
 class _Opaque(nn.Module):

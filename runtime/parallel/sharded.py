@@ -13,6 +13,8 @@ import torch
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor.placement_types import Shard
 
+from cost_models.rank_shards import shard_axis
+
 from .torch_private import accumulate_gradients, initialise, keep_gradients_wide, local_part, reduce_gradients
 from .trainable import Swapping, Trainable
 
@@ -134,11 +136,6 @@ class Sharded:
         if not self._synced:
             reduce_gradients(self._root)
         self._synced = True
-
-
-def shard_axis(shape: torch.Size, size: int) -> int:
-    """The first axis that splits evenly; the first of all where none does (shards are then padded)."""
-    return next((axis for axis, length in enumerate(shape) if length % size == 0), 0)
 
 
 def _units(module: Decoder, *, fused: bool) -> list[tuple[nn.Module, bool]]:

@@ -16,7 +16,7 @@ from cost_models.model import ModelSpec
 from cost_models.rank_messages import RankGroups, RankMessage
 from cost_models.rank_parameters import chunk_parameters
 from cost_models.rank_shards import own_numel, padded_numel
-from cost_models.rank_traffic import held_stages, rank_messages
+from cost_models.rank_traffic import rank_messages
 from cost_models.setting import Setting
 from cost_models.stack import TITAN
 from cost_models.workload import Workload
@@ -109,7 +109,7 @@ def test_a_folded_pipeline_keeps_its_turn_on_one_rank() -> None:
     """zb-v: the last rank holds the two middle stages, the first one both ends."""
     model = replace(LLAMA, n_layers=4)
     layout = Layout(pp=2, vpp=2, schedule="zb-v", accumulation=4)
-    assert [held_stages(layout, rank) for rank in range(2)] == [(0, 3), (1, 2)]
+    assert [layout.stages_on(rank) for rank in range(2)] == [(0, 3), (1, 2)]
     for rank in range(2):
         assert counts(messages(model, layout, rank))["pp", "send"] == (2 * 4, 2 * 4 * HIDDEN)
 

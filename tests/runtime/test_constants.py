@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from cost_models import rank_buckets
 from cost_models.rule_checks import _TRAINED_IN
 from cost_models.stack import TITAN
 from cost_models.stage_memory import SWAP_SLICES
 from runtime.models.loss import CHUNK_TOKENS
 from runtime.optimizers import SWAP_SLICES as OPTIMIZER_SLICES
+from runtime.parallel import replicated
 from runtime.parallel.data import DTYPES
 
 
@@ -20,3 +22,8 @@ def test_a_swapped_optimizer_passes_in_as_many_slices() -> None:
 
 def test_the_trainer_computes_in_the_precisions_that_the_rule_lets_pass() -> None:
     assert set(DTYPES) == _TRAINED_IN
+
+
+def test_gradients_fill_buckets_of_the_same_size() -> None:
+    predicted = (rank_buckets._BUCKET_BYTES, rank_buckets._FIRST_BUCKET_BYTES, rank_buckets._FEWEST_MESSAGES)
+    assert predicted == (replicated.BUCKET_BYTES, replicated.FIRST_BUCKET_BYTES, replicated._FEWEST_MESSAGES)
