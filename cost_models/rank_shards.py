@@ -49,7 +49,6 @@ class _Unit:
         in_backward: backward reads the weights.
         whole: the weights are gathered now.
         waiting: parameters whose gradients are not reduced yet.
-        forwards: places in the order of forwards whose backward is to come.
     """
 
     name: str
@@ -60,7 +59,6 @@ class _Unit:
     parameters: list[Parameter] = field(default_factory=list)
     whole: bool = False
     waiting: set[str] = field(default_factory=set)
-    forwards: list[int] = field(default_factory=list)
 
     def inside(self, other: _Unit) -> bool:
         """Whether backward runs within that of another unit."""
@@ -97,7 +95,6 @@ class ShardTraffic:
                 )
             units[name].parameters.append(parameter)
         self._units = _as_left(list(units.values()))
-        self._order: list[_Unit] = []
         self._backwards = self._weights = 0
 
     def tell(self, tally: Tally, kinds: Iterable[str]) -> None:
@@ -114,8 +111,6 @@ class ShardTraffic:
         for unit in self._units:
             self._gather(tally, unit)
             unit.whole = unit.stays
-            unit.forwards.append(len(self._order))
-            self._order.append(unit)
 
     def _backward(self, tally: Tally, *, split: bool) -> None:
         self._backwards += 1
@@ -128,41 +123,23 @@ class ShardTraffic:
             entered.append(unit)
             if unit.in_backward:
                 self._gather(tally, unit)
-            self._gather_before(tally, unit)
             unit.waiting |= {p.name for p in unit.parameters if not (split and p.deferred)}
             if reduces:
-                self._reduce(tally, unit)
+                self._reduce(tally, unit, last=last)
         for unit in entered:
             unit.leave(shards=shards)
-        if reduces:
-            self._end(whole=not shards)
-
-    def _gather_before(self, tally: Tally, unit: _Unit) -> None:
-        """FSDP gathers ahead the unit whose forward came just before. Before the first of a chunk that is the last one
-        of another micro batch: this gather is in vain if the weights are not read again in this step.
-        """
-        place = unit.forwards.pop() if unit.forwards else 0
-        if place:
-            before = self._order[place - 1]
-            if before.in_backward:
-                self._gather(tally, before)
-
-    def _end(self, *, whole: bool) -> None:
-        """A reduction of gradients ends FSDP's iteration, and drops what was gathered in vain."""
-        self._order.clear()
-        for unit in self._units:
-            unit.forwards.clear()
-            unit.whole = unit.whole and whole
 
     def _weight_gradients(self, tally: Tally) -> None:
         self._weights += 1
-        reduces = self._weights == self._x.accumulation or self._x.reduce_gradients == "every"
+        last = self._weights == self._x.accumulation
+        reduces = last or self._x.reduce_gradients == "every"
         for unit in self._units:
             unit.waiting |= {p.name for p in unit.parameters if p.deferred}
             if reduces:
-                self._reduce(tally, unit)
+                self._reduce(tally, unit, last=last)
         if reduces:
-            self._end(whole=False)
+            for unit in self._units:
+                unit.whole = False
 
     def _gather(self, tally: Tally, unit: _Unit) -> None:
         if not unit.whole:
@@ -170,10 +147,12 @@ class ShardTraffic:
             tally.add(f"{unit.mesh}_shard", "all_gather", elements * self._weight_bytes)
         unit.whole = True
 
-    def _reduce(self, tally: Tally, unit: _Unit) -> None:
+    def _reduce(self, tally: Tally, unit: _Unit, *, last: bool) -> None:
+        """Over shards, and in the last backward over their replicas."""
         elements = sum(padded_numel(p.shape, unit.shards) for p in unit.parameters if p.name in unit.waiting)
         tally.add(f"{unit.mesh}_shard", "reduce_scatter", elements * _FP32)
-        tally.add(f"{unit.mesh}_replicate", "all_reduce", elements // unit.shards * _FP32)
+        if last:
+            tally.add(f"{unit.mesh}_replicate", "all_reduce", elements // unit.shards * _FP32)
         unit.waiting.clear()
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 import torch
@@ -100,7 +100,8 @@ def assemble(config: TrainConfig, device: TrainDevice, stand_ins: StandIns | Non
     groups = stand_ins.groups
     scale = StepScale()
     stages = (0,) if layout.pp == 1 else layout.stages_on(groups.at.pp if groups else 0)
-    builds = {stage: _build(config, stand_ins, device, scale) for stage in stages}
+    build = _build(config, stand_ins, device, scale)
+    builds = {stage: _of_chunk(build) for stage in stages}
     chunks = tuple(_chunk(config, groups, device, builds[stage], stage) for stage in stages)
     pipeline = _pipeline(config, groups, device, chunks, builds, stages) if layout.pp > 1 else None
     return Assembly(
@@ -119,11 +120,11 @@ def _context(layout: Layout, groups: Groups | None) -> ContextParallel:
 
 
 def _build(config: TrainConfig, given: StandIns, device: TrainDevice, scale: StepScale) -> Build:
-    """What the parts of one chunk share; each chunk has a store of weight gradients of its own."""
-    layout, model, gradients, groups = config.layout, config.model, WeightGradients(), given.groups
-    tp = TensorParallel(gradients=gradients)
+    """What all chunks of a rank share: one store of offloaded activations holds what is on its way for all of them."""
+    layout, model, groups = config.layout, config.model, given.groups
+    tp = TensorParallel()
     if groups is not None and layout.tp > 1:
-        tp = TensorParallel(groups.tp, groups.at.tp, layout.tp, layout.sp, gradients)
+        tp = TensorParallel(groups.tp, groups.at.tp, layout.tp, layout.sp)
     cp = _context(layout, groups)
     positions = cp.positions(config.workload.seq_len).to(device.torch_device)
     own = positions.chunk(layout.tp)[tp.rank] if layout.sp else positions
@@ -143,6 +144,11 @@ def _build(config: TrainConfig, given: StandIns, device: TrainDevice, scale: Ste
         positions=own,
         slopes=_slopes(model, tp, cp, device.torch_device),
     )
+
+
+def _of_chunk(build: Build) -> Build:
+    """Each chunk has a store of weight gradients of its own."""
+    return replace(build, tp=replace(build.tp, gradients=WeightGradients()))
 
 
 def _rotary(model: ModelSpec, cp: ContextParallel, seq_len: int, device: torch.device) -> RotaryTable | None:

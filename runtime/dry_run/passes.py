@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 from runtime.parallel.torch_private import local_part
 
-from .torch_fake import gathered_weights, whole_gradients
+from .torch_fake import gathered_weights, waiting_gradients
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -47,7 +47,7 @@ class Passes:
         for chunk in self._assembly.chunks:
             module = chunk.module
             self._ledger.label((local_part(p.grad) for p in module.parameters() if p.grad is not None), "gradients")
-            self._ledger.label(whole_gradients(module), "gradients")
+            self._ledger.label(waiting_gradients(module), "gradients")
             self._ledger.label(gathered_weights(module), gathered)
         gradients = (t.gradient() for t in self._engine.trainables)
         self._ledger.label((g for g in gradients if g is not None), "gradients")

@@ -127,8 +127,11 @@ def gathered_weights(module: nn.Module) -> Iterator[Tensor]:
             yield parameter._unsharded_param
 
 
-def whole_gradients(module: nn.Module) -> Iterator[Tensor]:
-    """Gradients that FSDP has accumulated and not reduced yet."""
+def waiting_gradients(module: nn.Module) -> Iterator[Tensor]:
+    """Gradients that FSDP has accumulated and not reduced yet, or not yet over the replicas of shards."""
+    for group in _fsdp_groups(module):
+        if group._partial_reduce_output is not None:
+            yield group._partial_reduce_output
     for parameter in _fsdp_parameters(module):
         unsharded = getattr(parameter, "_unsharded_param", None)
         for found in (parameter.unsharded_accumulated_grad, None if unsharded is None else unsharded.grad):
@@ -137,7 +140,11 @@ def whole_gradients(module: nn.Module) -> Iterator[Tensor]:
 
 
 def _fsdp_parameters(module: nn.Module) -> Iterator[Any]:
+    for group in _fsdp_groups(module):
+        yield from group.fsdp_params
+
+
+def _fsdp_groups(module: nn.Module) -> Iterator[Any]:
     for part in module.modules():
         if isinstance(part, FSDPModule):
-            for group in part._get_fsdp_state()._fsdp_param_groups:
-                yield from group.fsdp_params
+            yield from part._get_fsdp_state()._fsdp_param_groups

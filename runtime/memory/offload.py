@@ -41,7 +41,7 @@ class _Visit:
 
 
 class HostStore:
-    """The offloaded activations of one model chunk.
+    """The offloaded activations of all model chunks of a rank.
 
     Args:
         device: gives streams and pinned memory; on a CPU everything is a plain copy.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -10,9 +11,12 @@ import torch.nn.functional as F  # noqa: N812
 from runtime.autograd import apply
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
 
     from torch import Tensor
+
+_ROWS = 1024
+"""Rows that are multiplied in full precision at a time."""
 
 
 def gated(gate: Tensor, up: Tensor, weights: Tensor | None = None) -> Tensor:
@@ -37,9 +41,8 @@ class _Gated(torch.autograd.Function):
     def backward(ctx: Any, g: Tensor) -> tuple[Tensor, Tensor, Tensor | None]:  # noqa: ANN401
         gate, up, weights = ctx.saved_tensors
         activated = F.silu(gate)
-        row_gradient = None if weights is None else _row_gradient(g, activated * up, weights)
-        g = g if weights is None else g * weights[:, None]
-        up_gradient, gate_gradient = activated.mul_(g), g * up
+        row_gradient = None if weights is None else _row_gradient(g, (activated, up), weights)
+        up_gradient, gate_gradient = _weighted(activated.mul_(g), weights), _weighted(g * up, weights)
         # In place: a product of its own would be a third tensor as wide as the MLP.
         torch.ops.aten.silu_backward.grad_input(gate_gradient, gate, grad_input=gate_gradient)
         return gate_gradient, up_gradient, row_gradient
@@ -56,17 +59,24 @@ class _Plain(torch.autograd.Function):
         up, weights = ctx.saved_tensors
         row_gradient = None
         if weights is not None:
-            row_gradient = _row_gradient(g, F.gelu(up, approximate="tanh"), weights)
-            g = g * weights[:, None]
-        return torch.ops.aten.gelu_backward(g, up, approximate="tanh"), row_gradient
+            row_gradient = _row_gradient(g, (F.gelu(up, approximate="tanh"),), weights)
+        return _weighted(torch.ops.aten.gelu_backward(g, up, approximate="tanh"), weights), row_gradient
 
 
 def _weighted(rows: Tensor, weights: Tensor | None) -> Tensor:
     return rows if weights is None else rows.mul_(weights[:, None])
 
 
-def _row_gradient(g: Tensor, rows: Tensor, weights: Tensor) -> Tensor:
-    return (g.float() * rows).sum(-1).to(weights.dtype)
+def _row_gradient(g: Tensor, factors: Sequence[Tensor], weights: Tensor) -> Tensor:
+    """Sum over each row of g times the factors, in full precision.
+
+    Some rows at a time: as a whole the products would be twice as many bytes as all that the activation keeps.
+    """
+    sums = [
+        math.prod(parts, start=part.float()).sum(-1)
+        for part, *parts in zip(g.split(_ROWS), *(factor.split(_ROWS) for factor in factors), strict=True)
+    ]
+    return torch.cat(sums).to(weights.dtype)
 
 
 def again(output: Tensor) -> Callable[[], Tensor]:

@@ -62,12 +62,12 @@ class _TokenLoss(torch.autograd.Function):
         total = torch.zeros((), device=hidden.device, dtype=torch.float32)
         for start in range(0, whole.shape[0], shape.chunk_tokens):
             rows = slice(start, start + shape.chunk_tokens)
-            logits = (whole[rows] @ weight.t()).float()
-            total += _chunk_loss(logits, labels[rows], shape)
+            loss, slope = _chunk_loss(whole[rows] @ weight.t(), labels[rows], shape)
+            total += loss
             if hidden_gradient is not None and weight_gradient is not None:
-                slope = logits.to(weight.dtype)
                 torch.mm(slope, weight, out=hidden_gradient[rows])
                 weight_gradient.addmm_(slope.t(), whole[rows])
+            del slope  # or it would be there while the next chunk's are made
         if hidden_gradient is not None:
             ctx.save_for_backward(tp.reduce(hidden_gradient), weight_gradient)
         return total
@@ -78,8 +78,11 @@ class _TokenLoss(torch.autograd.Function):
         return hidden_gradient.mul_(g), weight_gradient.mul_(g), None, None
 
 
-def _chunk_loss(logits: Tensor, labels: Tensor, shape: LossShape) -> Tensor:
-    """Scaled loss of a chunk; its logits become, in place, their own scaled gradient."""
+def _chunk_loss(products: Tensor, labels: Tensor, shape: LossShape) -> tuple[Tensor, Tensor]:
+    """Scaled loss of a chunk, and its gradient by the logits in their own dtype; both are made in full precision."""
+    logits = products.float()
+    dtype = products.dtype
+    del products
     tp = shape.tp
     first = tp.rank * logits.shape[1]
     padding = first + logits.shape[1] - shape.vocab_size
@@ -100,4 +103,4 @@ def _chunk_loss(logits: Tensor, labels: Tensor, shape: LossShape) -> Tensor:
     loss = (sums[0].log() - sums[1]).sum() * shape.scale
     probabilities.mul_((shape.scale / sums[0])[:, None])
     probabilities.scatter_add_(1, own, mine.to(probabilities.dtype)[:, None] * -shape.scale)
-    return loss
+    return loss, probabilities.to(dtype)

@@ -16,10 +16,13 @@ from runtime.parallel.tensor import copy_to_region, reduce_from_region
 from . import activations
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from torch import Tensor
 
     from cost_models.model import ModelSpec, MoeSpec
     from runtime.memory.saving import Saving
+    from runtime.parallel.weight_gradients import WeightGradients
 
     from .building import Build
 
@@ -80,13 +83,15 @@ class Experts(nn.Module):
             x: (rows, hidden). weights: (rows,). counts: (experts here,) rows of each.
         """
         rows = build.row_counts(counts, x.shape[0])
-        up = grouped_linear(x, self.up, rows, build)
         if self.gate is None:
+            (up,) = grouped_linear(x, (self.up,), rows, build)
             activated = activations.plain(up, weights)
         else:
-            activated = activations.gated(grouped_linear(x, self.gate, rows, build), up, weights)
+            gate, up = grouped_linear(x, (self.gate, self.up), rows, build)
+            activated = activations.gated(gate, up, weights)
         saving.remake(activated, activations.again)
-        return grouped_linear(activated, self.down, rows, build)
+        (out,) = grouped_linear(activated, (self.down,), rows, build)
+        return out
 
 
 class SparseMlp(nn.Module):
@@ -194,18 +199,36 @@ def _by_expert(experts: Tensor, n_experts: int) -> tuple[Tensor, Tensor, Tensor]
 
 def _summed(rows: Tensor, source: Tensor, tokens: int) -> Tensor:
     """Rows added up by the token that they belong to."""
-    return rows.new_zeros((tokens, rows.shape[1])).index_add(0, source, rows)
+    out: Tensor = apply(_Summed, rows, source, tokens)
+    return out
 
 
-def grouped_linear(x: Tensor, weight: nn.Parameter, rows: list[int], build: Build) -> Tensor:
-    """Each expert's rows times its matrix.
+class _Summed(torch.autograd.Function):
+    """`index_add` into zeros. torch's own keeps the rows too, whose values its backward does not read."""
+
+    @staticmethod
+    def forward(ctx: Any, rows: Tensor, source: Tensor, tokens: int) -> Tensor:  # noqa: ANN401
+        ctx.save_for_backward(source)
+        return rows.new_zeros((tokens, rows.shape[1])).index_add_(0, source, rows)
+
+    @staticmethod
+    def backward(ctx: Any, g: Tensor) -> tuple[Tensor, None, None]:  # noqa: ANN401
+        (source,) = ctx.saved_tensors
+        return g.index_select(0, source), None, None
+
+
+def grouped_linear(x: Tensor, weights: Sequence[nn.Parameter], rows: list[int], build: Build) -> tuple[Tensor, ...]:
+    """Each expert's rows times its matrix, for one or more projections that read the same rows.
 
     Args:
         x: (rows, inputs), ordered by expert.
-        weight: (experts, outputs, inputs).
+        weights: each (experts, outputs, inputs).
         rows: of each expert.
+
+    Returns:
+        One (rows, outputs) for each projection.
     """
-    out: Tensor = apply(_GroupedLinear, x, weight, rows, build)
+    out: tuple[Tensor, ...] = apply(_GroupedLinear, x, rows, build, *weights)
     return out
 
 
@@ -225,26 +248,44 @@ def _expert_gradients(g: Tensor, x: Tensor, shape: torch.Size, rows: list[int]) 
 
 class _GroupedLinear(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, x: Tensor, weight: nn.Parameter, rows: list[int], build: Build) -> Tensor:  # noqa: ANN401
-        ctx.save_for_backward(x, weight)
-        ctx.rows, ctx.build, ctx.parameter = rows, build, weight
-        out = x.new_empty((x.shape[0], weight.shape[1]))
-        for part, into, w in zip(x.split(rows), out.split(rows), weight.unbind(), strict=True):
-            torch.mm(part, w.t(), out=into)
-        return out
+    def forward(ctx: Any, x: Tensor, rows: list[int], build: Build, *weights: nn.Parameter) -> tuple[Tensor, ...]:  # noqa: ANN401
+        ctx.save_for_backward(x, *weights)
+        ctx.rows, ctx.build, ctx.parameters = rows, build, weights
+        found = tuple(x.new_empty((x.shape[0], weight.shape[1])) for weight in weights)
+        for weight, out in zip(weights, found, strict=True):
+            for part, into, w in zip(x.split(rows), out.split(rows), weight.unbind(), strict=True):
+                torch.mm(part, w.t(), out=into)
+        return found
 
     @staticmethod
-    def backward(ctx: Any, g: Tensor) -> tuple[Any, ...]:  # noqa: ANN401
-        x, weight = ctx.saved_tensors
-        rows, gradients, parameter = ctx.rows, ctx.build.tp.gradients, ctx.parameter
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Any, ...]:  # noqa: ANN401
+        x, *weights = ctx.saved_tensors
+        rows, later, parameters = ctx.rows, ctx.build.tp.gradients, ctx.parameters
         dx = torch.empty_like(x)
-        for part, into, w in zip(g.split(rows), dx.split(rows), weight.unbind(), strict=True):
-            torch.mm(part, w, out=into)
-        if gradients is not None and gradients.deferring:
-            shape = weight.shape  # the matrices themselves may be gone by then (ZeRO-3)
-            gradients.defer(lambda: gradients.deliver(parameter, _expert_gradients(g, x, shape, rows)))
-            return dx, None, None, None
-        return dx, _expert_gradients(g, x, weight.shape, rows), None, None
+        for place, (g, weight) in enumerate(zip(gradients, weights, strict=True)):
+            for part, into, w in zip(g.split(rows), dx.split(rows), weight.unbind(), strict=True):
+                if place:
+                    into.addmm_(part, w)
+                else:
+                    torch.mm(part, w, out=into)
+        shapes = [weight.shape for weight in weights]  # the matrices themselves may be gone later (ZeRO-3)
+        if later is not None and later.deferring:
+            later.defer(lambda: _deliver_experts(later, parameters, shapes, gradients, x, rows))
+            return dx, None, None, *(None for _ in weights)
+        found = (_expert_gradients(g, x, shape, rows) for g, shape in zip(gradients, shapes, strict=True))
+        return dx, None, None, *found
+
+
+def _deliver_experts(
+    store: WeightGradients,
+    parameters: Sequence[nn.Parameter],
+    shapes: Sequence[torch.Size],
+    gradients: Sequence[Tensor],
+    x: Tensor,
+    rows: list[int],
+) -> None:
+    for parameter, shape, g in zip(parameters, shapes, gradients, strict=True):
+        store.deliver(parameter, _expert_gradients(g, x, shape, rows))
 
 
 class _ExchangeRows(torch.autograd.Function):

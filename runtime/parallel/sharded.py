@@ -91,6 +91,11 @@ class Sharded:
                 part.set_force_sum_reduction_for_comms(True)
         if isinstance(module.embedding, FSDPModule) and module.embedding.norm is None:
             module.embedding.set_unshard_in_backward(False)  # a look-up's gradient needs no table
+        first = _first_through(module)
+        if first is not None:
+            # Backward gathers ahead the unit whose forward came just before: for the first of a chunk that would be the
+            # last one of another micro batch, in vain. With itself named, it gathers nothing.
+            first.set_modules_to_backward_prefetch([first])
         initialise(self._root)
         if main:
             keep_gradients_wide(self._root)
@@ -121,12 +126,14 @@ class Sharded:
         root = self._root
         root.set_is_last_backward(reduces)
         root.set_requires_gradient_sync(reduces)
+        if reduces:
+            root.set_requires_all_reduce(last)  # replicas of shards sum up once a step, whatever shards do
         root.set_reshard_after_backward(self._zero == 3 or (last and not split))
 
     def after_weights(self, *, last: bool) -> None:
         """A micro batch's deferred weight gradients are there."""
         if last or self._every:
-            reduce_gradients(self._root)
+            reduce_gradients(self._root, replicas=last)
             self._synced = last
         else:
             accumulate_gradients(self._root)
@@ -134,7 +141,7 @@ class Sharded:
     def finish(self) -> None:
         """All gradients of the step are reduced when this returns."""
         if not self._synced:
-            reduce_gradients(self._root)
+            reduce_gradients(self._root, replicas=True)
         self._synced = True
 
 
@@ -155,6 +162,13 @@ def _units(module: Decoder, *, fused: bool) -> list[tuple[nn.Module, bool]]:
     if not tied:
         units += [(part, False) for part in (module.embedding, module.head) if part is not None]
     return units
+
+
+def _first_through(module: Decoder) -> FSDPModule | None:
+    """The unit whose forward ends first."""
+    first = next(iter(module.layers.values()))
+    parts = [module.embedding, *(part for name, part in first.named_modules() if name and "norm" not in name), first]
+    return next((part for part in parts if isinstance(part, FSDPModule)), None)
 
 
 def _swapped_out(

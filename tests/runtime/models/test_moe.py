@@ -119,7 +119,7 @@ def test_grouped_products_leave_experts_without_rows_a_gradient_of_zero(later: b
     store = WeightGradients()
     object.__setattr__(build.tp, "gradients", store)
     store.deferring = later
-    out = grouped_linear(x, weight, [2, 0, 3], build)
+    (out,) = grouped_linear(x, (weight,), [2, 0, 3], build)
     out.sum().backward()
     store.take()()
     rows = [weight[0]] * 2 + [weight[2]] * 3
