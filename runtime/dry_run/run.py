@@ -127,6 +127,7 @@ def _found(rank: int, ledger: Ledger, watch: Watch, groups: Groups | None, engin
         backward_flops=watch.flops[True],
         messages=_messages(watch, groups),
         timeline=_timeline(device, ledger.events),
+        highs=_highs(device, ledger),
         seconds=time.perf_counter() - started,
     )
 
@@ -170,6 +171,23 @@ def _timeline(device: list[Held], events: int) -> tuple[Moment, ...]:
         at = max(range(start, min(start + stretch, len(totals))), key=totals.__getitem__)
         moments.append(Moment(at=at, n_bytes={name: column[at] for name, column in levels.items()}))
     return tuple(moments)
+
+
+def _highs(device: list[Held], ledger: Ledger) -> dict[tuple[str, str], dict[str, int]]:
+    """The fullest point of each pass and module; an event belongs to where the last piece before it was made."""
+    levels = {
+        name: list(accumulate(_changes([r for r in device if category_of(r) == name], ledger.events)))
+        for name in CATEGORIES
+    }
+    totals = [sum(column) for column in zip(*levels.values(), strict=True)]
+    made = {record.born: (ledger.passes[record.born_in], record.module) for record in device}
+    best: dict[tuple[str, str], tuple[int, int]] = {}
+    here = ("", "")
+    for at, total in enumerate(totals):
+        here = made.get(at, here)
+        if total > best.get(here, (-1, 0))[0]:
+            best[here] = (total, at)
+    return {key: {name: column[at] for name, column in levels.items()} for key, (_, at) in best.items()}
 
 
 def _messages(watch: Watch, groups: Groups | None) -> tuple[Message, ...]:

@@ -48,7 +48,7 @@ def shortened_dry_run(config: TrainConfig, rank: int = 0) -> ToldRun:
     pair = short_counts(config.layout)
     if pair is None:
         return ToldRun(run=dry_run(config, rank), micro_batches=(whole,))
-    short, long = (dry_run(_with(config, count), rank) for count in pair)
+    short, long = (dry_run(with_micro_batches(config, count), rank) for count in pair)
     run = _continued(short, long, config, pair)
     if run is not None:
         return ToldRun(run=run, micro_batches=pair)
@@ -72,7 +72,8 @@ def short_counts(layout: Layout) -> tuple[int, int] | None:
     return pair if sum(pair) < whole else None
 
 
-def _with(config: TrainConfig, accumulation: int) -> TrainConfig:
+def with_micro_batches(config: TrainConfig, accumulation: int) -> TrainConfig:
+    """The same with another number of micro batches a step."""
     layout = replace(config.layout, accumulation=accumulation)
     batch = layout.dp * layout.micro_batch * accumulation
     return replace(config, layout=layout, workload=replace(config.workload, global_batch=batch))

@@ -86,6 +86,7 @@ class DryRun:
         moment: when the peak was.
         forward_flops, backward_flops: of products and attention; recomputation is in the second.
         host_bytes: swapped and offloaded.
+        highs: for each pass and module that made something, live bytes at its fullest point by category.
     """
 
     rank: int
@@ -101,6 +102,7 @@ class DryRun:
     backward_flops: float
     messages: tuple[Message, ...]
     timeline: tuple[Moment, ...] = field(repr=False)
+    highs: Mapping[tuple[str, str], Mapping[str, int]] = field(repr=False, default_factory=dict)
     seconds: float
 
     @property

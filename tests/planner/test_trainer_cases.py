@@ -1,0 +1,62 @@
+"""The cost model's peak memory against the trainer's own, over layouts drawn by chance."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+import pytest
+
+from cost_models.layout import Layouts
+from cost_models.rules import first_violations
+from planner.dry_compare import TOLERANCE, predict_rank
+from planner.trainer_cases import TrainerCase, TrainerResult, draw_cases, read_results, run_case
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+SHALLOW = {"llama2-7b": 8, "llama2-70b": 8, "qwen3-8b": 9, "mixtral-8x7b": 8}
+FEW, MANY = 8, 304
+
+
+def difference(result: TrainerResult) -> float:
+    """Predicted over found, less 1."""
+    case = result.case
+    return predict_rank(case.setting(), case.layout, case.rank).peak_bytes / result.peak_bytes - 1.0
+
+
+def test_draws_are_valid_reproducible_and_of_every_kind() -> None:
+    drawn = list(draw_cases(64, seed=1))
+    assert drawn == list(draw_cases(64, seed=1))
+    for case in drawn:
+        assert np.all(first_violations(case.setting(), Layouts.of([case.layout])) < 0)
+        assert case.layout.devices == case.n_devices
+    for name in ("model", "n_devices", "precision"):
+        assert len({getattr(case, name) for case in drawn}) > 1
+    assert {case.layout.zero for case in drawn} == {0, 1, 2, 3}
+    assert {"none", "gpipe", "1f1b", "zb-v"} <= {case.layout.schedule for case in drawn}
+
+
+def test_results_are_read_as_they_were_written(tmp_path: Path) -> None:
+    case = next(draw_cases(1))
+    result = TrainerResult(case=case, peak_bytes=7, memory_bytes={"weights": 7}, moment="update", seconds=0.5)
+    path = tmp_path / "results.jsonl"
+    assert read_results(path) == []
+    path.write_text(f"{result.line()}\n{result.line()}\n{result.line()[:40]}", encoding="utf-8")
+    assert read_results(path) == [result, result]
+
+
+@pytest.mark.parametrize("case", list(draw_cases(FEW, seed=5, layers=SHALLOW)), ids=lambda case: case.layout.name)
+def test_the_predicted_peak_is_the_trainers(case: TrainerCase) -> None:
+    """A few layers only, so that what a moment holds beside them weighs more than it does in a whole model."""
+    assert abs(difference(run_case(case))) < TOLERANCE
+
+
+@pytest.mark.heavy
+def test_the_predicted_peak_of_whole_models_is_the_trainers() -> None:
+    """Also: nothing that is called fitting has a dry run that exceeds the device."""
+    results = [run_case(case) for case in draw_cases(MANY)]
+    found = np.abs([difference(result) for result in results])
+    assert np.median(found) < 0.01
+    assert np.percentile(found, 95) < 0.03
+    assert found.max() < TOLERANCE
