@@ -8,14 +8,16 @@ section 3); activations in flight follow Narayanan et al. 2021 (arXiv:2104.04473
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property, reduce
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 from cost_models.parameters import expert_shard_degree, telling_stages
-from cost_models.stage_memory import ModelParts, StageMemory, first_with
+from cost_models.schedules import NONE, SCHEDULES, ZB_V, ZERO_BUBBLE
+from cost_models.stage_memory import StageMemory, first_with
+from cost_models.stage_parts import ModelParts
 
 if TYPE_CHECKING:
     from cost_models.layout import Column, Layouts
@@ -32,6 +34,11 @@ CATEGORIES = (
     "communication",
     "reserve",
 )
+
+# Layouts whose moments are formed together, few enough to stay in cache.
+_PART = 10_000
+# No pipeline, one whose backwards are whole, one that splits them.
+_KIND = np.array([{NONE: 0, ZERO_BUBBLE: 2, ZB_V: 2}.get(code, 1) for code in range(len(SCHEDULES))])
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -93,19 +100,51 @@ class MemoryModel:
         """The peak on the device alone."""
         return self._on_device(reduce(np.maximum, (stage.tensors for stage in self.stages)))
 
-    def fits(self, limit_bytes: float) -> Column:
-        """Whether the peak stays within a limit, decided without forming it.
+    def fits(self, limit_bytes: float, among: Column | None = None) -> Column:
+        """Whether the peak stays within a limit.
 
-        What varies with recomputation (activations) is held against what the rest, which does not, leaves over: a
-        comparison is the only step in the full shape of a search's columns.
+        Bounds decide most layouts without forming the peak; all moments are formed for the others alone.
+
+        Args:
+            among: the layouts that are asked for, in a shape that broadcasts; of others the answer may be wrong.
         """
-        limit = (limit_bytes - self._fixed) / (1.0 + self._s.calibration.fragmentation)
-        fine = []
-        for stage in self.stages:
-            left = limit - stage.static
-            room = np.where(stage.swap_slices <= left, left - stage.by_shard, -np.inf)
-            fine.append(stage.by_recompute <= room)
-        return reduce(np.logical_and, fine)
+        room = [
+            (limit_bytes - self._fixed) / (1.0 + self._s.calibration.fragmentation) - stage.static
+            for stage in self.stages
+        ]
+        may: Column = reduce(
+            np.logical_and, (s.bounds.least <= left for s, left in zip(self.stages, room, strict=True))
+        )
+        may = may & reduce(np.logical_and, (s.update_bytes <= left for s, left in zip(self.stages, room, strict=True)))
+        does = reduce(np.logical_and, (s.bounds.most <= left for s, left in zip(self.stages, room, strict=True)))
+        unsure = may & ~does if among is None else may & ~does & among
+        if not np.any(unsure):
+            return may
+        highest = self._highest(np.broadcast_to(unsure, self._x.shape))
+        fits = [np.asarray(h <= left) for h, left in zip(highest, room, strict=True)]
+        return np.asarray(np.where(unsure, may & reduce(np.logical_and, fits), may))
+
+    def _highest(self, wanted: Column) -> list[Column]:
+        """The fullest moment of each stage, right where it is wanted.
+
+        Neither placement nor a swapped optimizer makes a difference to it, so both stand for one. Those of one kind of
+        pipeline go together: they have fewer moments, or stages, than all have.
+        """
+        alike = {name: np.zeros((1,) * len(self._x.shape), dtype=np.int64) for name in ("swap_optimizer", "placement")}
+        x = replace(self._x, **alike)
+        axes = tuple(i for i, (n, whole) in enumerate(zip(x.shape, self._x.shape, strict=True)) if n < whole)
+        which = np.flatnonzero(wanted.any(axis=axes, keepdims=True))
+        layouts = x.take(which)
+        found = [np.zeros(x.shape) for _ in self.stages]
+        kind = _KIND[layouts.schedule]
+        for code in np.unique(kind):
+            same = np.flatnonzero(kind == code)
+            for part in np.array_split(same, len(same) // _PART + 1):
+                stages = MemoryModel(self._s, layouts.take(part)).stages
+                for values, stage in zip(found, stages, strict=True):
+                    if np.any(stage.stage.exists):
+                        values.reshape(-1)[which[part]] = stage.highest
+        return found
 
     def fits_host(self, limit_bytes: float) -> Column:
         """Whether what is swapped and offloaded stays within a limit, bytes a device."""
@@ -119,9 +158,12 @@ class MemoryModel:
         axes = tuple(range(1, len(self._x.shape)))
         least = np.asarray(0.0)
         for stage in self.stages:
-            rest = (stage.static + stage.by_shard).min(axis=axes)
-            least = np.maximum(least, rest + stage.by_recompute.min(axis=axes))
+            least = np.maximum(least, stage.static.min(axis=axes) + stage.bounds.least.min(axis=axes))
         return least * (1.0 + self._s.calibration.fragmentation) + self._fixed.min(axis=axes)
+
+    def least_peaks_bytes(self) -> Column:
+        """A peak that each layout does not stay under."""
+        return self._on_device(reduce(np.maximum, (stage.static + stage.bounds.least for stage in self.stages)))
 
     def _on_device(self, tensors: Column) -> Column:
         """Tensors with fragmentation, context and communication buffers; these are the same on every rank."""

@@ -70,3 +70,8 @@ class Operator:
     collectives: tuple[Collective, ...] = ()
     redone_by: str = ""
     last: bool = False
+
+
+def weight_elements(operator: Operator) -> Column | float:
+    """Elements of the matrices that an operator's products read."""
+    return sum((g.k * g.n * g.count for g in operator.gemms if g.accumulates_weight), 0.0)

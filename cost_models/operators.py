@@ -127,7 +127,10 @@ class OperatorTable:
         full = x.gathered * h * w
         logits = x.gathered * vocab
         # Unchunked, the logits live from forward to backward in full precision (Korthikanti 2022, section 4.3).
-        kept = Saved("logits", logits * (_FP32 if not self._stack.loss_chunk_tokens else 0))
+        # In chunks, gradients are made along with the loss and wait for backward, those of the matrix beside those of
+        # hidden states.
+        chunked = self._stack.loss_chunk_tokens > 0
+        kept = Saved("head_gradient", vocab * h * w) if chunked else Saved("logits", logits * _FP32)
         projection = Operator(
             "head",
             gemms=(Gemm(x.gathered, _col(h), vocab),),

@@ -10,7 +10,7 @@ import numpy as np
 
 from cost_models.compute import ComputeModel, PartTime
 from cost_models.parameters import layers_per_virtual_stage
-from cost_models.stage_memory import FULL, SELECTIVE
+from cost_models.stage_activations import FULL, SELECTIVE
 
 if TYPE_CHECKING:
     from cost_models.groups import CollectiveClock, Groups

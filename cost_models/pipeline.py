@@ -141,16 +141,16 @@ def _one_f_one_b_fill_s(s: _Shape) -> FloatColumn:
 
 def _turn_s(s: _Shape, path_s: FloatColumn, cover_s: FloatColumn) -> FloatColumn:
     """What the changes of chunk wait: the first micro batch goes round all ranks while a round is worked off."""
-    wait_s = s.pp * (path_s + s.c) - _per_round(s.pp, s.micro_batches) * cover_s
+    wait_s = s.pp * (path_s + s.c) - per_round(s.pp, s.micro_batches) * cover_s
     return np.asarray((s.vpp - 1) * np.maximum(0.0, wait_s))
 
 
 def _interleaved_fill_s(s: _Shape) -> FloatColumn:
     b = s.i + s.w
-    per_round = _per_round(s.pp, s.micro_batches)
-    late_turn_s = np.maximum(0.0, s.pp * s.c - per_round * np.minimum(s.f, b))
+    round_size = per_round(s.pp, s.micro_batches)
+    late_turn_s = np.maximum(0.0, s.pp * s.c - round_size * np.minimum(s.f, b))
     late_s = (s.vpp - 1) * late_turn_s + (s.pp - 1) * np.maximum(0.0, 2 * s.c - s.f - b)
-    return _gpipe_fill_s(s) + _turn_s(s, s.f, s.f) + _turn_s(s, b, b) + (s.micro_batches // per_round - 1) * late_s
+    return _gpipe_fill_s(s) + _turn_s(s, s.f, s.f) + _turn_s(s, b, b) + (s.micro_batches // round_size - 1) * late_s
 
 
 def _zero_bubble_fill_s(s: _Shape) -> FloatColumn:
@@ -275,7 +275,7 @@ def live_chunks(
     forwards between the two halves of a backward.
     """
     all_chunks = micro_batches * vpp
-    turns, hops = (vpp - 1) * _per_round(pp, micro_batches), pp - 1 - rank
+    turns, hops = (vpp - 1) * per_round(pp, micro_batches), pp - 1 - rank
     warmup = np.minimum(all_chunks, turns + hops)
     delayed = np.minimum(rank, np.maximum(0, all_chunks - warmup - 1)) * (1.0 - freed_by_input_grad)
     by_code = (
@@ -287,6 +287,26 @@ def live_chunks(
         np.minimum(micro_batches, 2 * pp - 1 - rank) + np.minimum(micro_batches, rank + 1),
     )
     return np.choose(schedule_code, by_code).astype(np.float64)
+
+
+def waiting_chunks(
+    schedule_code: IntColumn, pp: IntColumn, vpp: IntColumn, micro_batches: IntColumn, rank: IntColumn
+) -> tuple[IntColumn, IntColumn]:
+    """Where a split backward leaves most weight gradients behind: (chunk, micro batch) with activations, and waiting.
+
+    "zero-bubble" computes them `rank` backwards late; "zb-v" puts off those of its last micro batches, of both chunks.
+    Other schedules have none waiting, and (0, 0).
+    """
+    all_chunks, hops = micro_batches * vpp, pp - 1 - rank
+    warmup = np.minimum(all_chunks, (vpp - 1) * per_round(pp, micro_batches) + hops)
+    late = np.minimum(rank, all_chunks - 1)
+    total = np.maximum(micro_batches, 2 * pp - 1)
+    first = np.clip(micro_batches - (total - pp), 0, rank)
+    second = np.clip(micro_batches - (total - rank), 0, rank)
+    looped, folded = schedule_code == ZERO_BUBBLE, schedule_code == ZB_V
+    waiting = np.where(looped, late, np.where(folded, first + second, 0))
+    alive = np.where(looped, np.minimum(warmup + 1, all_chunks - late), np.minimum(hops + 1, micro_batches))
+    return np.where(looped | folded, alive, 0), waiting
 
 
 def p2p_messages(
@@ -302,5 +322,6 @@ def p2p_messages(
     return np.where(pp == 1, 0, 2 * micro_batches * sides)
 
 
-def _per_round(pp: IntColumn, micro_batches: IntColumn) -> IntColumn:
+def per_round(pp: IntColumn, micro_batches: IntColumn) -> IntColumn:
+    """Micro batches that a chunk of an interleaved schedule takes before the next chunk's turn."""
     return micro_batches // np.maximum(1, micro_batches // pp)

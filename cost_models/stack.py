@@ -13,6 +13,9 @@ class Stack:
 
     Attributes:
         gradient_bytes: bytes a parameter of the gradient that is accumulated and reduced, in mixed precision.
+        fsdp: data parallelism works unit by unit (PyTorch FSDP2): from ZeRO-1 on, weights are gathered in the first
+            forward and freed layer by layer in the last backward, and gradients are reduced through a full-precision
+            copy of a unit, which lives until the next unit's is made.
         whole_gradients: gradients stay whole on each rank until the step, whatever ZeRO says.
         selective: operator kinds that selective recomputation redoes: "softmax" (unfused scores), "norm" (outputs of
             norms), "activation" (output of the MLP activation).
@@ -38,6 +41,7 @@ class Stack:
 
     name: str
     gradient_bytes: int = 4
+    fsdp: bool = False
     whole_gradients: bool = False
     selective: frozenset[str] = frozenset({"softmax"})
     recompute_to_last_saved: bool = False
@@ -58,6 +62,7 @@ class Stack:
 
 TITAN = Stack(
     name="titan",
+    fsdp=True,
     selective=frozenset({"softmax", "norm", "activation"}),
     recompute_to_last_saved=True,
     loss_chunk_tokens=1024,
@@ -86,7 +91,7 @@ _STACKS = (
     ),
     Stack(
         name="fsdp",
-        gradient_bytes=4,
+        fsdp=True,
         fused_accumulation=False,
         source="PyTorch FSDP (llm-foundry, fms-fsdp): fp32 shards, bf16 gathered weights",
     ),

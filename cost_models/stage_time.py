@@ -109,6 +109,6 @@ class StageTimer:
         Neither can run on into the other: memory holds but a window of layers (`stage_memory`).
         """
         host = self._s.cluster.device.host_bandwidth_bytes_per_s
-        moved = held.stage.layers * held.kept_per_layer
+        moved = held.stage.layers * held.kept.kept_per_layer
         wait = np.maximum(moved / host - work_s, 0.0) if host else np.full_like(moved, np.inf)
         return np.where(self._x.activation_offload == 1, wait, 0.0)

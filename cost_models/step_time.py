@@ -18,7 +18,9 @@ from cost_models.parameters import telling_stages
 from cost_models.part_cost import DIMENSIONS, PartCosts
 from cost_models.pipeline import bubble_s
 from cost_models.schedules import ZB_V, ZERO_BUBBLE
-from cost_models.stage_memory import ModelParts, StageMemory, boundary_bytes, first_with
+from cost_models.stage_activations import boundary_bytes
+from cost_models.stage_memory import StageMemory, first_with
+from cost_models.stage_parts import ModelParts
 from cost_models.stage_time import StageTime, StageTimer
 
 if TYPE_CHECKING:
@@ -170,7 +172,7 @@ class StepTimeModel:
     def _update(self, held: StageMemory) -> tuple[Column, Column]:
         """The optimizer's update on the shard, and what swapping its state in and out takes beyond that."""
         numbers = self._s.workload.numbers
-        elements = held.sharded_parameters
+        elements = held.states.sharded_parameters
         update = self._parts.compute.optimizer_s(elements)
         each = self._s.workload.optimizer_state_bytes + numbers.main_weight_bytes
         host = self._s.cluster.device.host_bandwidth_bytes_per_s

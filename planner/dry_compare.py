@@ -14,7 +14,8 @@ from cost_models.prediction import usable_bytes
 from cost_models.rank_flops import rank_flops
 from cost_models.rank_grid import RankGrid
 from cost_models.rank_traffic import rank_messages
-from cost_models.stage_memory import ModelParts, StageMemory
+from cost_models.stage_memory import StageMemory
+from cost_models.stage_parts import ModelParts
 from planner.answer_json import SCHEMA
 
 if TYPE_CHECKING:
@@ -169,7 +170,7 @@ def predict_rank(setting: Setting, layout: Layout, rank: int) -> RankFigures:
     """What the cost model says of a rank under the attention kernel of a dry run."""
     setting = _with_cpu_attention(setting)
     stage, workload = _stage_memory(setting, layout, rank), setting.workload
-    numbers, sharded = workload.numbers, _number(stage.sharded_parameters)
+    numbers, sharded = workload.numbers, _number(stage.states.sharded_parameters)
     in_full = numbers.main_weight_bytes or numbers.weight_bytes
     gradient = setting.stack.gradient_bytes if numbers.main_weight_bytes else numbers.weight_bytes
     categories = {name: round(_number(column)) for name, column in stage.categories().items()}

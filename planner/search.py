@@ -36,6 +36,8 @@ _NONE, _FULL = RECOMPUTES.index("none"), RECOMPUTES.index("full")
 TIMED_LAYOUTS = 200_000
 # Layouts with `layers=N` that are evaluated together: no axis is shared among them.
 _LAYER_CHOICES = 100_000
+# Layouts whose peak is formed together for the best and the front.
+_OFFERED = 2_000
 _RECOMPUTE_AXIS, _OFFLOAD_AXIS = 2, 4
 # Nearest layouts told, and rows that are evaluated together to find them.
 _NEAREST, _NEAR_ROWS = 3, 64
@@ -81,11 +83,16 @@ class SearchResult:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Fitting:
-    """Rows with at least one fitting layout, of one dp and schedule, with bounds on their layouts."""
+    """Rows with at least one fitting layout, of one dp and schedule, with bounds on their layouts.
+
+    Attributes:
+        fits: bits of which layouts of each row fit.
+    """
 
     rows: Rows
     least_step_s: np.ndarray
     least_peak_bytes: np.ndarray
+    fits: np.ndarray
 
 
 @dataclass(slots=True)
@@ -158,7 +165,7 @@ class _Search:
         block = rows.block()
         valid = self._valid(block)
         memory = MemoryModel(self.setting, block)
-        roomy = memory.fits(self.limit_bytes) & valid
+        roomy = memory.fits(self.limit_bytes, valid) & valid
         fits = roomy & memory.fits_host(self.host_limit_bytes)
         n_valid = int(np.count_nonzero(valid)) * (block.size // valid.size)
         n_roomy, n_fits = (int(np.count_nonzero(which)) * (block.size // which.size) for which in (roomy, fits))
@@ -174,9 +181,10 @@ class _Search:
         if len(some):
             kept = rows.keep(some)
             least = StepTimeModel(self.setting, kept.plain()).least_step_s().reshape(len(some), -1).min(axis=1)
-            self._keep(kept, least, memory.least_peak_bytes()[some])
+            bits = np.packbits(np.broadcast_to(fits, block.shape)[some].reshape(len(some), -1), axis=1)
+            self._keep(kept, least, memory.least_peak_bytes()[some], bits)
 
-    def _keep(self, rows: Rows, least_step_s: np.ndarray, least_peak_bytes: np.ndarray) -> None:
+    def _keep(self, rows: Rows, least_step_s: np.ndarray, least_peak_bytes: np.ndarray, fits: np.ndarray) -> None:
         """Rows to be timed, in parts of one schedule with their bounds, the fastest first."""
         order = np.argsort(least_step_s)
         for code in np.unique(rows.schedule):
@@ -184,7 +192,10 @@ class _Search:
             parts = min(max(1, len(same) * rows.layouts_per_row // TIMED_LAYOUTS), len(same))
             self.fitting += [
                 _Fitting(
-                    rows=rows.keep(which), least_step_s=least_step_s[which], least_peak_bytes=least_peak_bytes[which]
+                    rows=rows.keep(which),
+                    least_step_s=least_step_s[which],
+                    least_peak_bytes=least_peak_bytes[which],
+                    fits=fits[which],
                 )
                 for which in np.array_split(same, parts)
             ]
@@ -211,15 +222,26 @@ class _Search:
             return
         block = part.rows.keep(open_).block()
         memory = MemoryModel(self.setting, block)
-        fits = self._fits(block, memory)
+        fits = np.unpackbits(part.fits[open_], axis=1, count=part.rows.layouts_per_row).reshape(block.shape) > 0
         step = np.broadcast_to(StepTimeModel(self.setting, block).step_s(), block.shape)
-        peak = np.broadcast_to(memory.peak_bytes(), block.shape)
         self.timed += block.size
         if self.space.layer_bounds:
             self._note_layers(block, fits, step)
-        step = np.where(fits, step, np.inf)
-        self.best.offer(block, step, peak)
-        self.front.offer(block, step, peak)
+        self._offer(block, np.where(fits, step, np.inf), np.broadcast_to(memory.least_peaks_bytes(), block.shape))
+
+    def _offer(self, block: Layouts, step_s: np.ndarray, least_peak_bytes: np.ndarray) -> None:
+        """Form the peaks of what can enter the best or the front, the fastest first: it soon rules out the rest."""
+        step, level = step_s.reshape(-1), self.front.level(self.front.usable_bytes - least_peak_bytes.reshape(-1))
+        left = np.flatnonzero(step < np.inf)
+        left = left[np.argsort(step[left], kind="stable")]
+        while len(left):
+            left = left[(step[left] <= self.best.limit_s) | (step[left] < self.front.step_s[level[left]])]
+            which, left = left[:_OFFERED], left[_OFFERED:]
+            if len(which):
+                some = block.take(which)
+                peak = MemoryModel(self.setting, some).peak_bytes()
+                self.best.offer(some, step[which], peak)
+                self.front.offer(some, step[which], peak)
 
     def _note_layers(self, block: Layouts, fits: np.ndarray, step: np.ndarray) -> None:
         """Note the layouts that fit with all layers recomputed and might be faster with fewer.
@@ -296,13 +318,13 @@ class _Search:
             low, high = np.where(fine, low, middle + 1), np.where(fine, middle, high)
         self._offer_layouts(replace(full, recompute_layers=high))
 
-    def _fits(self, block: Layouts, memory: MemoryModel | None = None) -> np.ndarray:
+    def _fits(self, block: Layouts) -> np.ndarray:
         """Which layouts keep the choice rules and fit device and host, in the full shape."""
         if not block.size:
             return np.zeros(block.shape, dtype=bool)
-        memory = memory or MemoryModel(self.setting, block)
-        fits = memory.fits(self.limit_bytes) & memory.fits_host(self.host_limit_bytes)
-        return np.broadcast_to(fits & (first_violations(self.setting, block, CHOICE_RULES) < 0), block.shape)
+        memory = MemoryModel(self.setting, block)
+        valid = (first_violations(self.setting, block, CHOICE_RULES) < 0) & memory.fits_host(self.host_limit_bytes)
+        return np.broadcast_to(memory.fits(self.limit_bytes, valid) & valid, block.shape)
 
     def nearest(self) -> tuple[Nearest, ...]:
         """Where nothing fits: of the rows that lack the least device memory the layouts that do."""

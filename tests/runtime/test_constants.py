@@ -5,7 +5,7 @@ from __future__ import annotations
 from cost_models import rank_buckets
 from cost_models.rule_checks import _TRAINED_IN
 from cost_models.stack import TITAN
-from cost_models.stage_memory import SWAP_SLICES
+from cost_models.stage_states import SWAP_SLICES
 from runtime.models.loss import CHUNK_TOKENS
 from runtime.optimizers import SWAP_SLICES as OPTIMIZER_SLICES
 from runtime.parallel import replicated

@@ -1,0 +1,147 @@
+"""Moments at the ends of a pipeline rank's part of the model, and of gathering weights in forward."""
+
+from __future__ import annotations
+
+from functools import cached_property
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from cost_models.operators import padded_vocab
+from cost_models.schedules import GPIPE
+from cost_models.stage_states import FP32_BYTES
+from cost_models.stage_units import NEVER, Moment
+
+if TYPE_CHECKING:
+    from cost_models.layout import Column, Layouts
+    from cost_models.parameters import Stage
+    from cost_models.setting import Setting
+    from cost_models.stage_layers import StageLayers
+    from cost_models.stage_parts import ModelParts
+    from cost_models.stage_units import Pass, StageUnits
+
+
+class StageEnds:
+    """Loss, final norm, look-up, and FSDP's gathers."""
+
+    def __init__(
+        self,
+        setting: Setting,
+        layouts: Layouts,
+        parts: ModelParts,
+        stage: Stage,
+        units: StageUnits,
+        layers: StageLayers,
+    ) -> None:
+        self._s, self._x, self._parts, self._stage, self._u = setting, layouts, parts, stage, units
+        self._states, self._kept = units.states, units.kept
+        self._layers = layers
+
+    def loss(self, at: Pass) -> Moment:
+        """The loss of a chunk of tokens."""
+        kept, head = self._kept, self._u.computed(self._u.head)
+        # FSDP holds the buffer of a gather until the next one's is there; none comes after the head's.
+        waits = (self._x.schedule != GPIPE) | (self._x.accumulation == 1)
+        buffer = np.where(self._u.units & (self._u.third | (waits & ~at.earlier)), head, 0.0)
+        gathered = np.where(self._u.units & self._u.third, head, 0.0)
+        # The norm's output, gathered, and the gradient of that, which is counted as kept once it is scattered.
+        scratch = self.logits + kept.again + kept.full
+        there = np.where(self._stage.has_head > 0, 0.0, NEVER)
+        return Moment(
+            name="loss",
+            weights=at.weights,
+            gradients=self._u.gradients(at.at),
+            activations=kept.on_device(at.chunks, at.waiting),
+            transient=buffer + gathered + scratch + there + at.there,
+        )
+
+    @cached_property
+    def logits(self) -> Column:
+        """Logits of a chunk with what is made of them; the kept part of unchunked ones is saved."""
+        stack, x = self._s.stack, self._x
+        tokens = x.micro_batch * float(self._s.workload.seq_len) / x.cp
+        chunk = np.minimum(tokens, stack.loss_chunk_tokens) if stack.loss_chunk_tokens else tokens
+        width = self._s.workload.numbers.activation_bytes
+        chunked = FP32_BYTES + width if width < FP32_BYTES else FP32_BYTES
+        each = chunked if stack.loss_chunk_tokens else stack.logits_bytes - FP32_BYTES
+        vocab = padded_vocab(self._s.model.vocab_size, x.tp.astype(float)) / x.tp
+        return self._stage.has_head * chunk * vocab * each
+
+    @property
+    def head_norm_scratch(self) -> Column:
+        """Of the final norm's backward."""
+        return self._parts.follower.norm_scratch(self._kept.own)
+
+    def head_norm(self, at: Pass) -> Moment:
+        """The final norm's backward."""
+        kept = self._kept
+        there = np.where(self._stage.has_head > 0, 0.0, NEVER)
+        return Moment(
+            name="final norm",
+            weights=at.weights,
+            gradients=self._u.gradients(at.at),
+            activations=kept.on_device(at.chunks, at.waiting),
+            transient=self.head_norm_scratch
+            + np.where(self._u.units & self._u.third, self._u.computed(self._u.head), 0.0)
+            + there
+            + at.there,
+        )
+
+    def gathering(self, at: Pass) -> list[Moment]:
+        """Units as they are gathered in forward: FSDP holds the buffer of the one before until the new one is there."""
+        kept, x = self._kept, self._x
+        layer, experts, head, embedding = (
+            self._u.computed(e) for e in (self._u.layer, self._u.experts, self._u.head, self._u.embedding)
+        )
+        sparse = self._u.experts > 0
+        # Each use gathers again under ZeRO-3; otherwise the first forward does, which is not a full pipeline's last.
+        alone = (x.pp == 1) & ~at.earlier
+        gathers = self._u.units & (self._u.third | alone)
+        there = np.where(gathers, at.there, NEVER)
+        last = np.where(sparse, experts, layer)
+        before = np.where(sparse, layer, np.where(kept.longest > 1, layer, 0.0))
+        turned = np.where(self._states.experts_turned & sparse, experts, 0.0)
+
+        def moment(
+            name: str, unit: Column, others: Column, activations: Column, there: Column, later: Column
+        ) -> Moment:
+            return Moment(
+                name=name,
+                weights=at.weights - np.where(at.weights > 0, later, 0.0),
+                gradients=self._u.gradients(at.at),
+                activations=activations,
+                transient=unit + others + np.where(self._u.third, unit, 0.0) + there,
+            )
+
+        full = kept.on_device(at.chunks, at.waiting)
+        most = kept.on_device(at.chunks, at.waiting, gone=1.0) - kept.head
+        less = kept.on_device(np.maximum(at.chunks - 1, 0), at.waiting)
+        has_head, has_embedding = (
+            np.where(n > 0, 0.0, NEVER) for n in (self._stage.has_head, self._stage.has_embedding)
+        )
+        dense = np.where(self._u.third & sparse, layer, 0.0)
+        return [
+            moment("gather of last layer", last, before + dense + turned + kept.own, most, there, head),
+            moment("gather of head", head, last, full - kept.head + kept.own, there + has_head, 0.0 * head),
+            moment("gather of embedding", embedding, 0.0 * head, less, there + has_embedding, 0.0 * head),
+        ]
+
+    @cached_property
+    def look_up(self) -> Column:
+        """Scratch of the embedding's backward."""
+        kept = self._kept
+        return kept.own + kept.again + np.where(self._x.tp > 1, kept.full, 0.0) + self._u.computed(self._u.embedding)
+
+    def forward(self, at: Pass) -> Moment:
+        """ZeRO-3: the last layer's forward, its weights beside the buffer that they came in."""
+        kept = self._kept
+        weights = self._u.computed(self._u.layer + np.where(self._u.experts > 0, 2 * self._u.experts, self._u.layer))
+        there = np.where(self._u.third & self._u.units, at.there, NEVER)
+        running = self._layers.running + weights
+        return Moment(
+            name="forward",
+            weights=0.0 * weights,
+            gradients=self._u.gradients(at.at),
+            activations=kept.on_device(at.chunks, at.waiting),
+            transient=running + there,
+        )

@@ -1,0 +1,130 @@
+"""What one layer's backward and forward hold on a pipeline rank, beside what it keeps."""
+
+from __future__ import annotations
+
+from functools import cached_property, reduce
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from cost_models.stage_activations import SELECTIVE
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from cost_models.layer_backward import LayerBackward
+    from cost_models.layout import Column, Layouts
+    from cost_models.parameters import Stage
+    from cost_models.setting import Setting
+    from cost_models.stage_parts import ModelParts
+    from cost_models.stage_units import Pass, StageUnits
+
+
+class StageLayers:
+    """The last layer of a stage stands for all."""
+
+    def __init__(self, setting: Setting, layouts: Layouts, parts: ModelParts, stage: Stage, units: StageUnits) -> None:
+        self._s, self._x, self._parts, self._stage, self._u = setting, layouts, parts, stage, units
+        self._states, self._kept = units.states, units.kept
+        self._peaks: dict[tuple[str, bool], Column] = {}
+
+    def last(self, at: Pass, *, fetched: bool) -> Column:
+        """Of the last layer, behind the head."""
+        plain = self.behind("", fetched=fetched)
+        return np.where(at.reduces, self.behind("head", fetched=fetched), plain) if np.any(at.reduces) else plain
+
+    def behind(self, before: str, *, fetched: bool) -> Column:
+        """Of a layer behind a unit whose copy is being reduced, or none."""
+        key = before, fetched
+        if key not in self._peaks:
+            unit = {
+                "": 0.0 * self._u.layer,
+                "head": self._u.copied(self._u.head),
+                "layer": self._u.copied(self._u.layer),
+            }[before]
+            self._peaks[key] = self._peak_of_layer(unit, reduces=np.asarray(bool(before)), fetched=fetched)
+        return self._peaks[key]
+
+    def _peak_of_layer(self, before: Column, *, reduces: Column, fetched: bool = False) -> Column:
+        """The fullest instant of a layer's backward, less what its activations kept.
+
+        Args:
+            before: bytes of the copy that is being reduced as the layer begins.
+            fetched: saved tensors come from the host one by one; nothing is taken off.
+        """
+        experts = np.where(reduces, self._u.copied(self._u.experts), 0.0)
+
+        def of_kind(sparse: bool) -> Column:
+            kept, parts = self._kept, self._parts
+            plain, lean = parts.backward("none", sparse=sparse), parts.backward("selective", sparse=sparse)
+            made = self._highest(plain, before, experts)
+            none = made if not fetched else self._highest(plain, before, experts, fetched=True)
+            some = np.any(self._x.recompute == SELECTIVE)
+            selective = self._highest(lean, before, experts, fetched=fetched) if some else none
+            none = np.maximum(none, self._arriving(plain.saved, before))
+            selective = np.maximum(selective, self._arriving(lean.saved, before))
+            made = np.maximum(made, self._arriving(plain.saved - plain.routed, before))
+            if fetched:
+                return kept.by_recompute(none, selective, np.where(self._x.recompute_layers > 0, none, made))
+            made = made - kept.checkpoint
+            later = np.maximum(none - plain.saved, made - kept.freed_above)
+            return kept.by_recompute(
+                none - plain.saved, selective - lean.saved, np.where(self._x.recompute_layers > 0, later, made)
+            )
+
+        return self._by_kind(of_kind)
+
+    def _arriving(self, saved: Column, before: Column) -> Column:
+        """ZeRO-3: experts whose shards are not along the first axis are put together in a copy more than others."""
+        turned = self._u.third & self._u.units & self._states.experts_turned & (self._u.experts > 0)
+        weights = self._u.computed(self._u.layer + 3 * self._u.experts)
+        return np.where(turned, saved + self._kept.own + before + weights, 0.0)
+
+    def _by_kind(self, of_kind: Callable[[bool], Column]) -> Column:
+        """Of the kind of layer that is the stage's last: with routed experts or without."""
+        if self._s.model.moe is None:
+            return of_kind(False)
+        if not self._s.model.dense_layers:
+            return of_kind(True)
+        return np.where(self._stage.moe_layers > 0, of_kind(True), of_kind(False))
+
+    def _highest(self, layer: LayerBackward, before: Column, experts: Column, *, fetched: bool = False) -> Column:
+        """Fullest instant with weight gradients and, under ZeRO-3, gathered weights: a unit's and the next one's."""
+        next_ = self._u.experts
+        before_it = np.where(self._kept.longest > 1, self._u.layer, 0.0)
+        gathered = {
+            "layer": self._u.layer + (next_ if np.any(self._u.experts) else before_it),
+            "experts": self._u.layer + self._u.experts + before_it,
+            "behind": self._u.layer + before_it,
+        }
+        copies = {"layer": before, "experts": before, "behind": experts}
+        found = []
+        for instant in layer.instants:
+            here = (instant.fetched if fetched else instant.alive) + copies[instant.unit]
+            if not self._s.stack.fused_accumulation:
+                made = np.where(self._u.units, instant.made, instant.making)
+                here = here + np.where(self._kept.split, 0.0, self._u.computed(made))
+            here = here + np.where(self._kept.split, instant.waiting, 0.0)
+            found.append(here + np.where(self._u.third, self._u.computed(gathered[instant.unit]), 0.0))
+        return reduce(np.maximum, found)
+
+    @cached_property
+    def running(self) -> Column:
+        """What the last layer's forward holds at its end beside what it keeps."""
+        kept, parts = self._kept, self._parts
+
+        def of_kind(sparse: bool) -> Column:
+            plain, lean = parts.backward("none", sparse=sparse), parts.backward("selective", sparse=sparse)
+            selective = plain.saved - lean.saved + plain.product
+            full = np.where(self._x.recompute_layers > 0, plain.product, plain.running)
+            return kept.by_recompute(plain.product, selective, full)
+
+        return self._by_kind(of_kind)
+
+    @cached_property
+    def behind_experts(self) -> Column:
+        """Alive as the experts' backward ends, less what the layer kept."""
+        kept, parts = self._kept, self._parts
+        plain, lean = parts.backward("none", sparse=True), parts.backward("selective", sparse=True)
+        none = plain.behind_experts
+        return kept.by_recompute(none - plain.saved, lean.behind_experts - lean.saved, none - kept.kept_by_top)

@@ -1,0 +1,157 @@
+"""Moments of a step that can be a pipeline rank's peak: what is alive together, beside what lives through all of it.
+
+Which moment is the fullest is a matter of the layout. The loss holds all activations, the head's weight gradient and
+logits; the last layer's backward the widest tensors; the end of a unit's backward its gradient and the copy that is
+reduced; a later micro batch all accumulated gradients; an early layer's backward all reduced ones.
+"""
+
+from __future__ import annotations
+
+from functools import cached_property
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from cost_models.stage_activations import InFlight
+from cost_models.stage_ends import StageEnds
+from cost_models.stage_layers import StageLayers
+from cost_models.stage_reductions import StageReductions
+from cost_models.stage_units import NEVER, Moment, Pass, StageUnits
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from cost_models.layout import Column, Layouts
+    from cost_models.parameters import Stage
+    from cost_models.setting import Setting
+    from cost_models.stage_activations import StageActivations
+    from cost_models.stage_parts import ModelParts
+    from cost_models.stage_states import StageStates
+
+
+class StageMoments:
+    """The moments of one rank."""
+
+    def __init__(
+        self,
+        setting: Setting,
+        layouts: Layouts,
+        parts: ModelParts,
+        stage: Stage,
+        states: StageStates,
+        kept: StageActivations,
+    ) -> None:
+        self._s, self._x, self._stage = setting, layouts, stage
+        self.states, self.kept = states, kept
+        self.units = StageUnits(setting, layouts, parts, states, kept)
+        self._layers = StageLayers(setting, layouts, parts, stage, self.units)
+        self.ends = StageEnds(setting, layouts, parts, stage, self.units, self._layers)
+        self._reductions = StageReductions(setting, layouts, parts, stage, self.units, self._layers, self.ends)
+
+    @cached_property
+    def before_update(self) -> tuple[Moment, ...]:
+        """All candidates but the optimizer's step."""
+        found: list[Moment] = []
+        has_head, third = np.any(self._stage.has_head), np.any(self.units.third)
+        for each in self._passes():
+            found += [self.ends.loss(each), self.ends.head_norm(each)] if has_head else []
+            found += self._last_layer(each)
+            if self._s.stack.fsdp and np.any(self.units.units):
+                found += self._reductions.of_pass(each) if np.any(each.reduces) else []
+                found += [*self.ends.gathering(each), self.ends.forward(each)] if third else []
+        if self._s.stack.fsdp and np.any(self.units.units & (self._x.pp == 1)):
+            first = InFlight(self.kept.chunks, 0.0 * self.kept.share, np.asarray(False), 0.0 * self.kept.share)
+            no = np.asarray(False)
+            at = Pass(
+                at=first,
+                waiting=self.kept.waiting,
+                weights=self.units.gathered,
+                reduces=no,
+                frees=no,
+                there=np.asarray(0.0),
+            )
+            found += [self.ends.loss(at), *self.ends.gathering(at)]
+        if self._s.stack.fsdp:
+            found.append(self._reductions.between)
+        if np.any(self.kept.split):
+            found += self._reductions.split
+        return tuple(found)
+
+    def _passes(self) -> Iterator[Pass]:
+        """Backwards that can be the fullest: with most in flight, with more gradients, with the last ones reduced."""
+        x, kept = self._x, self.kept
+        once, split = x.accumulation == 1, kept.split
+        reduces = (once | self.units.every) & ~split
+        frees = self.units.units & ~self.units.third & ~split
+        no, many = np.asarray(False), np.where(once, NEVER, 0.0)
+        always = np.zeros_like(kept.chunks)
+
+        def pass_(
+            at: InFlight,
+            reduces: Column,
+            frees: Column,
+            there: Column,
+            waiting: Column = kept.waiting,
+            weights: Column = self.units.gathered,
+        ) -> Pass:
+            return Pass(at=at, waiting=waiting, weights=weights, reduces=reduces, frees=frees, there=there)
+
+        yield pass_(kept.fullest, reduces, frees & once, always)
+        several = bool(np.any(x.accumulation > 1))
+        if several:
+            yield pass_(kept.steady, reduces, no, np.where(kept.steady.chunks > 0, 0.0, NEVER))
+            yield pass_(kept.last, ~split, frees, many)
+        if np.any(x.vpp > 1):
+            if several:
+                yield pass_(kept.risen, reduces, no, np.where(kept.risen.chunks > 0, 0.0, NEVER))
+            there = np.where(x.vpp > 1, 0.0, NEVER)
+            yield pass_(kept.final, ~split, frees, there, weights=self.units.gathered_of_last)
+        if np.any(kept.late[1] > kept.waiting):
+            there = np.where(kept.late[1] > kept.waiting, 0.0, NEVER)
+            yield pass_(kept.latest, no, no, there, kept.late[1])
+
+    def _last_layer(self, at: Pass) -> list[Moment]:
+        """The last layer's backward, and with offload that of the one before it, which has two layers on the device."""
+        kept, per_stage = self.kept, self.kept.longest
+        new = np.where(at.reduces & ~(at.earlier), self.units.shards(self.units.head, 0.0 * self.units.head), 0.0)
+        whole = np.where(at.reduces & ~self.units.every & (at.earlier), self.states.gradient_bytes, 0)
+        peak = self._layers.last(at, fetched=False)
+
+        def moment(name: str, window: Column, transient: Column) -> Moment:
+            return Moment(
+                name=name,
+                weights=at.weights - np.where(at.frees, self.units.computed(self.units.head), 0.0),
+                gradients=self.units.gradients(at.at) + new - np.where(self.units.units, whole * self.units.head, 0.0),
+                activations=kept.on_device(at.chunks, at.waiting, window=window),
+                transient=transient - kept.head + at.there,
+            )
+
+        offloads = self._x.activation_offload == 1
+        fetched = self._layers.last(at, fetched=True) if np.any(offloads) else peak
+        window = np.where(offloads, np.clip(per_stage - 1, 0, 1), 2.0)
+        found = [moment("last layer", window, np.where(offloads, fetched, peak))]
+        if np.any(offloads):
+            inner = np.where(offloads & ~at.reduces, peak, NEVER)
+            found.append(moment("inner layer", np.clip(per_stage - 1, 0, 2), inner))
+        if np.any(kept.split):
+            # What waits for weight gradients has grown by all layers above the first.
+            grown = (per_stage - 1) * (kept.deferred - np.where(offloads, 0.0, kept.kept_per_layer))
+            # The head's gradient is made with those of inputs.
+            made = np.where(self.units.units & ~at.earlier, self.units.head * float(self.states.gradient_bytes), 0.0)
+            one = offloads & (per_stage < 2)
+            grown = made + np.where(kept.split, grown, NEVER)
+            first = np.where(offloads, np.clip(per_stage - 1, 0, 1), 2)
+            found.append(moment("first layer", first, np.where(one, fetched, peak) + grown))
+        return found
+
+    @cached_property
+    def update(self) -> Moment:
+        """The optimizer's step."""
+        nothing = np.zeros_like(self._x.zero, dtype=float)
+        return Moment(
+            name="update",
+            weights=nothing,
+            gradients=self.units.reduced,
+            activations=nothing,
+            transient=self.states.swap_slices,
+        )

@@ -1,0 +1,218 @@
+"""Moments of reducing gradients on a pipeline rank: ends of units, layers between them, late weight gradients."""
+
+from __future__ import annotations
+
+from functools import cached_property
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from cost_models.schedules import ZB_V
+from cost_models.stage_activations import InFlight
+from cost_models.stage_units import NEVER, Moment, all_gradients
+
+if TYPE_CHECKING:
+    from cost_models.layout import Column, Layouts
+    from cost_models.parameters import Stage
+    from cost_models.setting import Setting
+    from cost_models.stage_ends import StageEnds
+    from cost_models.stage_layers import StageLayers
+    from cost_models.stage_parts import ModelParts
+    from cost_models.stage_units import Pass, StageUnits
+
+
+class StageReductions:
+    """Where gradients go."""
+
+    def __init__(
+        self,
+        setting: Setting,
+        layouts: Layouts,
+        parts: ModelParts,
+        stage: Stage,
+        units: StageUnits,
+        layers: StageLayers,
+        ends: StageEnds,
+    ) -> None:
+        self._s, self._x, self._parts, self._stage, self._u = setting, layouts, parts, stage, units
+        self._states, self._kept = units.states, units.kept
+        self._layers, self._ends = layers, ends
+
+    def of_pass(self, at: Pass) -> list[Moment]:
+        """Ends of units in a backward that reduces, and layers between them."""
+        kept, states = self._kept, self._states
+        head, layer, experts, embedding = self._u.head, self._u.layer, self._u.experts, self._u.embedding
+        # Whole gradients are there from earlier micro batches, or each unit's are made now.
+        earlier = at.earlier
+        whole = np.where(earlier & ~self._u.every, float(states.gradient_bytes), 0.0)
+        made = np.where(whole > 0, 0.0, self._u.computed(1.0))
+        freed = np.where(at.frees, self._u.computed(1.0), 0.0)
+        there = np.where(self._u.units & at.reduces, at.there, NEVER)
+        single = kept.single  # other virtual stages' last backwards are over
+        so_far, everything = self._u.gradients(at.at), self._u.gradients(all_gradients(np.where(earlier, 1.0, 0.0)))
+        one = np.minimum(at.chunks, 1.0)
+
+        def moment(
+            name: str,
+            dense: Column,
+            sparse: Column,
+            layers: Column | float,
+            transient: Column,
+            *,
+            window: Column | None = None,
+            now: Column | float = 0.0,
+            final: bool = False,
+        ) -> Moment:
+            """With so many elements and layers of units that are through; `now` are those whose unit ends.
+
+            `final`: in the virtual stage whose backward comes last, when all others' is over.
+            """
+            chunks = one if final else at.chunks
+            weights = np.where(single & ~at.frees, self._u.gathered_of_last, self._u.gathered) if final else at.weights
+            lasting = everything if final else so_far
+            new = np.where(earlier & self._u.every, 0.0, self._u.shards(dense, sparse))
+            return Moment(
+                name=name,
+                weights=weights - (dense + sparse + now) * freed,
+                gradients=lasting - (dense + sparse) * whole + new,
+                activations=kept.on_device(chunks, at.waiting, layers, kept.window if window is None else window)
+                - kept.head,
+                transient=transient + there,
+            )
+
+        def ends(elements: Column, last: Column, shard: Column) -> Column:
+            """A unit's gradients beside their copy, or the last of its tensors beside what the copy is reduced to."""
+            accumulated = shard - (elements - last) * whole
+            # A single rank divides its copy into another one.
+            return (
+                self._u.copied(elements)
+                + np.where(shard >= self._u.copied(elements), shard, 0.0)
+                + np.maximum(made * elements, np.where(whole > 0, accumulated, shard + made * last))
+            )
+
+        nothing, per_stage = 0.0 * layer, kept.longest
+        has_head, has_embedding = (
+            np.where(there_ > 0, 0.0, NEVER) for there_ in (self._stage.has_head, self._stage.has_embedding)
+        )
+        two, three = (np.where(per_stage >= n, 0.0, NEVER) for n in (2, 3))
+        inner = self._layers.behind("layer", fetched=False)
+        # All layers of the virtual stage but the first and another, which still gathers the first.
+        most = head + (per_stage - 2) * layer, (per_stage - 2) * experts
+        rest = states.dense_parameters - embedding, states.expert_parameters
+        found = [
+            moment(
+                "end of head",
+                nothing,
+                nothing,
+                0.0,
+                kept.own + ends(head, head, self._u.shards(head, nothing)) + has_head,
+                now=head,
+            ),
+            moment(
+                "end of last layer",
+                head,
+                experts,
+                1.0,
+                kept.own + ends(layer, self._states.last_tensor, self._u.shards(layer, nothing)),
+                window=np.clip(per_stage - 1, 0, 1),
+                now=layer,
+            ),
+            moment("second last layer", head + layer, experts, 1.0, inner + two, window=np.clip(per_stage - 1, 0, 2)),
+            moment("second layer", *most, per_stage - 2, inner + three),
+            moment(
+                "end of embedding",
+                *rest,
+                per_stage,
+                ends(embedding, embedding, self._u.shards(embedding, nothing)) + has_embedding,
+                now=embedding,
+                final=True,
+            ),
+            moment(
+                "embedding", *rest, per_stage, self._ends.look_up + self._u.copied(layer) + has_embedding, final=True
+            ),
+        ]
+        if np.any(self._x.vpp > 1):
+            all_but = rest[0] - 2 * layer, rest[1] - 2 * experts
+            found.append(moment("second layer of the last", *all_but, per_stage - 2, inner + three, final=True))
+        if np.any(experts):
+            last = experts / (3.0 if self._s.model.gated_mlp else 2.0)
+            behind = self._layers.behind_experts + ends(experts, last, self._u.shards(nothing, experts))
+            behind = behind + np.where(states.experts_turned, last * np.where(whole > 0, whole, made), 0.0)
+            behind = behind + np.where(self._u.third, self._u.computed(2 * layer), 0.0)
+            found.append(
+                moment("end of experts", head, nothing, 0.0, behind, window=np.clip(per_stage, 1, 2), now=experts)
+            )
+            found.append(moment("end of second experts", *most, per_stage - 2, behind + three, now=experts))
+        return found
+
+    @cached_property
+    def between(self) -> Moment:
+        """The embedding's backward where gradients are not reduced then."""
+        kept = self._kept
+        there = np.where(
+            (self._stage.has_embedding > 0) & ((self._x.accumulation > 1) | ~self._u.units | kept.split), 0.0, NEVER
+        )
+        return Moment(
+            name="embedding, accumulated",
+            weights=self._u.gathered,
+            gradients=self._u.gradients(kept.over),
+            activations=kept.on_device(np.maximum(kept.steady.chunks, kept.last.chunks), gone=kept.per_virtual_stage),
+            transient=self._ends.look_up - kept.head + there,
+        )
+
+    @cached_property
+    def split(self) -> list[Moment]:
+        """Backward in two parts: the second makes the weight gradients of a virtual stage at once."""
+        kept, states, x = self._kept, self._states, self._x
+        chunks = kept.fullest.chunks
+        there = np.where(kept.split, 0.0, NEVER)
+        dense = (states.dense_parameters - self._u.head - self._u.embedding) / x.vpp
+        experts = states.expert_parameters / x.vpp
+        ends = np.maximum(self._u.head, self._u.embedding)
+        whole = (dense + experts + ends) * float(states.gradient_bytes)
+        # Gradients of a virtual stage in the precision of the model become full ones, or are added to these. In full
+        # precision each is added at once.
+        alike = self._s.workload.numbers.main_weight_bytes == 0
+        low = self._u.computed(np.maximum(self._u.layer, self._u.experts) if alike else dense + experts)
+        made = np.where(self._u.units, low, 0.0)
+        wide = np.where(self._u.units, whole, 0.0)
+        alone = self._u.every | (x.accumulation == 1)
+        # Reduced each time, a virtual stage's weights are free until its next forward: of a fold one has them, or two.
+        with_weights = np.where(x.schedule == ZB_V, 1, np.minimum(x.vpp, 2))
+        mine = self._u.computed((dense + experts) * with_weights + ends)
+        freed = np.where(
+            self._u.third, 0.0, self._u.computed(np.where(self._u.embedding > 0, self._u.embedding, self._u.layer))
+        )
+
+        def moment(
+            name: str, at: InFlight, activations: Column, transient: Column, gone: Column | float = 0.0
+        ) -> Moment:
+            weights = np.where(self._u.every & at.earlier, np.minimum(self._u.gathered, mine), self._u.gathered)
+            return Moment(
+                name=name,
+                weights=weights - np.where(self._u.gathered > 0, gone, 0.0),
+                gradients=self._u.gradients(at),
+                activations=activations,
+                transient=transient - kept.head + there,
+            )
+
+        many = np.where(x.accumulation > 1, 0.0, NEVER)
+        before = InFlight(chunks, 0.0 * kept.share, np.asarray(False), 0.0 * kept.share)
+        # Later, as many others are there as the step still has.
+        rest = np.maximum(x.accumulation * x.vpp - 2, 0)
+        left = np.clip(chunks - 1, 0, rest)
+        late = np.clip(kept.waiting, 0, rest - left)
+        start = kept.on_device(chunks - 1, kept.waiting, window=0.0)
+        later = kept.on_device(left, late, window=0.0)
+        grown = np.where(alone, np.maximum(made, wide), made)
+        # Units are reduced from the embedding to the head: the first copy lies beside all gradients.
+        unit = np.maximum(self._u.layer, self._u.experts)
+        first = np.where(self._u.embedding > 0, np.maximum(self._u.embedding, unit - self._u.embedding), unit)
+        copy = np.maximum(self._u.copied(first), self._u.copied(2 * self._u.head) - wide)
+        copy = copy + self._u.copied(np.where(self._u.embedding > 0, self._u.embedding, unit)) / self._parts.shard
+        return [
+            moment("weight gradients", before, start, np.maximum(made, wide)),
+            moment("weight gradients, later", kept.over, later, grown + many),
+            moment("end of virtual stage", before, start, wide + copy + np.where(alone, 0.0, NEVER), freed),
+            moment("end of another", kept.over, later, grown * alone + copy + many, freed),
+        ]

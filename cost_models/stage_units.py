@@ -1,0 +1,176 @@
+"""Units that data parallelism gathers and reduces one by one, and the moments and passes that are told of them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from cost_models.layout import Column
+from cost_models.stage_activations import InFlight
+from cost_models.stage_states import EVERY, FP32_BYTES
+
+if TYPE_CHECKING:
+    from cost_models.layout import Layouts
+    from cost_models.setting import Setting
+    from cost_models.stage_activations import StageActivations
+    from cost_models.stage_parts import ModelParts
+    from cost_models.stage_states import StageStates
+
+NEVER = -np.inf
+"""Added to the bytes of a moment that a layout does not have."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Moment:
+    """Bytes alive beside what lives through the whole step; a layout without this moment has less than nothing.
+
+    Attributes:
+        weights: gathered for the step. gradients: accumulated or reduced ones. activations: on the device.
+        transient: all else.
+    """
+
+    name: str
+    weights: Column
+    gradients: Column
+    activations: Column
+    transient: Column
+
+    @property
+    def n_bytes(self) -> Column:
+        """All of them."""
+        return self.activations + self.transient + (self.weights + self.gradients)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Pass:
+    """The backward of a micro batch through a virtual stage.
+
+    Attributes:
+        at: virtual stages in flight as it begins, and gradients that are there.
+        waiting: other virtual stages, that wait for their weight gradients.
+        reduces: gradients are reduced as units end.
+        frees: gathered weights are freed as units end.
+        there: 0 where the step has such a pass, minus infinity elsewhere.
+        weights: gathered for the step.
+    """
+
+    at: InFlight
+    waiting: Column
+    weights: Column
+    reduces: Column
+    frees: Column
+    there: Column
+
+    @property
+    def chunks(self) -> Column:
+        """Virtual stages in flight."""
+        return self.at.chunks
+
+    @property
+    def earlier(self) -> Column:
+        """Whether a backward of this rank came before."""
+        return self.at.earlier
+
+
+class StageUnits:
+    """Weights and gradients of one rank, by what of them is whole, gathered or reduced.
+
+    Attributes:
+        layer, experts, embedding, head: elements of the last layer without its experts, of these, and of the ends.
+        units: whether weights are gathered and gradients reduced unit by unit.
+        third: whether weights are gathered for each use.
+        every: whether gradients are reduced after each micro batch.
+    """
+
+    def __init__(
+        self, setting: Setting, layouts: Layouts, parts: ModelParts, states: StageStates, kept: StageActivations
+    ) -> None:
+        self._s, self._x, self._parts = setting, layouts, parts
+        self.states, self.kept = states, kept
+        self.layer, self.experts = states.top_layer
+        self.embedding, self.head = states.ends
+        self.units = (layouts.zero > 0) & setting.stack.fsdp
+        self.third = layouts.zero == 3
+        self.every = layouts.reduce_gradients == EVERY
+        self._of_passes: dict[int, tuple[InFlight, Column]] = {}
+
+    def computed(self, elements: Column | float) -> Column:
+        """In the precision that the model computes with."""
+        return np.asarray(elements * self.states.weight_bytes)
+
+    def copied(self, elements: Column) -> Column:
+        """The full-precision copy of a unit that is reduced."""
+        return np.where(self.units, elements * float(FP32_BYTES), 0.0)
+
+    def shards(self, dense: Column, experts: Column) -> Column:
+        """Reduced gradients of units."""
+        elements = dense / self._parts.shard + experts / self._parts.expert_shard
+        return np.where(self.units, elements * float(FP32_BYTES), 0.0)
+
+    @cached_property
+    def gathered(self) -> Column:
+        """ZeRO-1 and 2: the rank's weights."""
+        return np.where(self.units & ~self.third, self.computed(self.states.whole_parameters), 0.0)
+
+    @cached_property
+    def gathered_of_last(self) -> Column:
+        """The same of the virtual stage whose backward comes last."""
+        states, vpp = self.states, self._x.vpp
+        layers = states.whole_parameters - self.head - self.embedding
+        mine = self.computed(layers / vpp + self.embedding)
+        return np.where(self.units & ~self.third, mine, 0.0)
+
+    @cached_property
+    def _accumulated_bytes(self) -> tuple[Column, Column]:
+        """Of an element between micro batches, dense and of experts, beside what lasts through the step."""
+        states, parts = self.states, self._parts
+        if not self._s.stack.fsdp:
+            nothing = np.zeros_like(parts.shard, dtype=float)
+            return nothing, nothing
+        sharded = self.every
+        alone = np.where((self._x.zero == 0) & (states.lasting_gradients == 0), float(states.gradient_bytes), 0.0)
+        dense, experts = (
+            np.where(self.units, np.where(sharded, float(FP32_BYTES) / n, float(states.gradient_bytes)), alone)
+            for n in (parts.shard, parts.expert_shard)
+        )
+        return dense, experts
+
+    def gradients(self, at: InFlight) -> Column:
+        """Accumulated and reduced ones."""
+        if id(at) not in self._of_passes:
+            self._of_passes[id(at)] = at, self._gradients(at)  # kept alive, so that its number stays its own
+        return self._of_passes[id(at)][1]
+
+    def _gradients(self, at: InFlight) -> Column:
+        """The head is in the virtual stage that comes first in backward, the embedding in the last."""
+        dense_bytes, expert_bytes = self._accumulated_bytes
+        states = self.states
+        dense, experts = states.dense_parameters - self.head - self.embedding, states.expert_parameters
+        layers = at.gradients * (dense * dense_bytes + experts * expert_bytes)
+        over = at.reduced > 0
+        head = np.where(over, 0.0, self.head * at.earlier * (at.gradients > 0) * dense_bytes)
+        reduced = at.reduced * self.shards(dense, experts) + over * self.shards(self.head, 0.0 * dense)
+        return (
+            layers
+            + head
+            + self.embedding * (at.gradients + at.reduced >= 1) * (at.gradients > 0) * dense_bytes
+            + reduced
+        )
+
+    @cached_property
+    def reduced(self) -> Column:
+        """All gradients behind the last backward."""
+        states = self.states
+        return np.where(
+            self.units,
+            self.shards(states.dense_parameters, states.expert_parameters),
+            self.gradients(all_gradients(self.kept.share)),
+        )
+
+
+def all_gradients(share: Column) -> InFlight:
+    """Nothing in flight, and this share of all gradients."""
+    return InFlight(0.0 * share, share, share > 0, 0.0 * share)
