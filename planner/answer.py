@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from planner.question import Question
+    from planner.verified import Verified
 
 _SECONDS_PER_DAY = 86_400.0
 # The users' guide's own layout: TP4 x PP4, the rest data-parallel, ZeRO-2, full recomputation, micro batch 1.
@@ -42,6 +43,8 @@ class Answer:
         roomiest, simplest: within 5 % of the best step time, the one with most room, with least machinery.
         nearest: where nothing fits, the layouts that lack the least memory.
         days, device_hours: to train on the tokens asked for; 0 where not asked.
+        verified: plans that were run dry, in the order of their prediction; those that did not hold stand last in
+            `listed`.
     """
 
     question: Question
@@ -55,6 +58,7 @@ class Answer:
     nearest: tuple[Plan, ...]
     days: float
     device_hours: float
+    verified: tuple[Verified, ...] = ()
 
 
 def answer(question: Question, progress: Callable[[int, int], None] = lambda _done, _all: None) -> Answer:

@@ -48,6 +48,7 @@ def answer_object(answer: Answer, files: dict[str, str]) -> dict[str, Any]:
             {**plan_object(plan), "lacking_bytes": answer.question.margin_bytes - plan.headroom_bytes}
             for plan in answer.nearest
         ],
+        "verified": [{**asdict(one), "difference": one.difference} for one in answer.verified],
         "files": files,
     }
 

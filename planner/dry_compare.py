@@ -160,7 +160,7 @@ def compare(setting: Setting, layout: Layout, told: ToldRun, *, known: bool = Tr
         stage=RankGrid.of(layout).coordinates(run.rank).pp,
         predicted=predict_rank(setting, layout, run.rank),
         found=_found(run),
-        room=_room(setting, layout, run.rank, known=known),
+        room=room_of(setting, layout, run.rank, known=known),
         run=run,
         micro_batches=told.micro_batches,
     )
@@ -218,7 +218,8 @@ def _traffic(messages: Sequence[RankMessage | Message]) -> tuple[Traffic, ...]:
     )
 
 
-def _room(setting: Setting, layout: Layout, rank: int, *, known: bool) -> DeviceRoom:
+def room_of(setting: Setting, layout: Layout, rank: int, *, known: bool = True) -> DeviceRoom:
+    """What the device of a rank holds beside the tensors of a dry run."""
     parts = MemoryModel(setting, Layouts.of([layout])).estimate().by_category()
     plain = _stage_memory(_with_cpu_attention(setting), layout, rank)
     more = _number(_stage_memory(setting, layout, rank).tensors) - _number(plain.tensors)

@@ -28,6 +28,7 @@ def print_answer(answer: Answer, files: dict[str, str], *, color: str = "auto") 
         out.print()
         out.print(_table(answer.plans))
         out.print("tok/s/NPU = batch x sequence / step / NPUs; peak + room = device memory; fits: probability\n")
+        _verified(out, answer)
         _margins(out, answer)
     else:
         _nothing_fits(out, answer)
@@ -75,6 +76,20 @@ def _table(plans: tuple[Plan, ...]) -> Table:
             f"{100 * plan.p_fits:.0f}",
         )
     return table
+
+
+def _verified(out: Console, answer: Answer) -> None:
+    """Dry runs of the trainer beside the predictions."""
+    for one in answer.verified:
+        if one.problem:
+            out.print(f"dry run: {one.plan} is not recommended: {one.problem}", highlight=False)
+        else:
+            peak = one.device_peak_bytes / _GIB
+            out.print(f"dry run: {one.plan} takes {peak:.1f} GiB, predicted {one.difference:+.1%}", highlight=False)
+    if answer.verified and all(one.problem for one in answer.verified):
+        out.print("none of the plans that were run dry can be recommended")
+    if answer.verified:
+        out.print()
 
 
 def _margins(out: Console, answer: Answer) -> None:

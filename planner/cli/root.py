@@ -89,6 +89,9 @@ def _version(ctx: click.Context, _param: click.Parameter, wanted: bool) -> None:
 @click.option("--comm-algorithm", default="auto", show_default=True, help="Collectives between nodes: ring, NHR, ...")
 @click.option("--calibration", help="YAML of fitted constants.  [default: shipped for the device]")
 @click.option("--top", type=click.IntRange(min=1), default=5, show_default=True, help="Plans to show.")
+@click.option(
+    "--verify", type=click.IntRange(min=1), metavar="N", help="Run the N best plans dry before they are recommended."
+)
 @click.option("--out", help="Folder for the files.  [default: titan_runs/DATE-MODEL-NPUS]")
 @click.option("--launch", is_flag=True, help="Start the best plan on this machine once it is written.")
 @click.option("--json", "as_json", is_flag=True, help="One JSON object on stdout, nothing else there.")

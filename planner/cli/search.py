@@ -45,17 +45,30 @@ def run_search(options: dict[str, Any]) -> None:
         found = answer(question)
     else:
         found = _with_progress(lambda progress: answer(question, progress), options["color"])
+    if options["verify"]:
+        found = _verified(found, options["verify"], quiet=options["quiet"] or options["as_json"])
     files = write_run(found, folder or default_folder(found))
     if not options["as_json"]:
         from planner.cli.answer_text import print_answer
 
         print_answer(found, files, color=options["color"])
     # With --json the one object is printed when all is done; a refused launch then prints its error instead.
-    launched = _launch(files, options) if options["launch"] and found.plans else {}
+    holds = found.plans and not (found.verified and all(one.problem for one in found.verified))
+    launched = _launch(files, options) if options["launch"] and holds else {}
     if options["as_json"]:
         click.echo(json.dumps({**answer_object(found, files), **launched}, allow_nan=False))
-    if not found.plans:
+    if not holds:
         raise click.exceptions.Exit(1)
+
+
+def _verified(found: Answer, count: int, *, quiet: bool) -> Answer:
+    from planner.verify import verify
+
+    def said(number: int, plan: str) -> None:
+        if not quiet and sys.stderr.isatty():
+            click.echo(f"running plan {number} dry: {plan}", err=True)
+
+    return verify(found, count, said)
 
 
 def _launch(files: dict[str, str], options: dict[str, Any]) -> dict[str, object]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -10,6 +11,7 @@ import pytest
 from cost_models.layout import Layouts
 from cost_models.rules import first_violations
 from planner.dry_compare import TOLERANCE, predict_rank
+from planner.trainer_accuracy import main
 from planner.trainer_cases import TrainerCase, TrainerResult, draw_cases, read_results, run_case
 
 if TYPE_CHECKING:
@@ -19,10 +21,13 @@ SHALLOW = {"llama2-7b": 8, "llama2-70b": 8, "qwen3-8b": 9, "mixtral-8x7b": 8}
 FEW, MANY = 8, 304
 
 
+def predicted(case: TrainerCase) -> int:
+    return predict_rank(case.setting(), case.layout, case.rank).peak_bytes
+
+
 def difference(result: TrainerResult) -> float:
     """Predicted over found, less 1."""
-    case = result.case
-    return predict_rank(case.setting(), case.layout, case.rank).peak_bytes / result.peak_bytes - 1.0
+    return predicted(result.case) / result.peak_bytes - 1.0
 
 
 def test_draws_are_valid_reproducible_and_of_every_kind() -> None:
@@ -44,6 +49,26 @@ def test_results_are_read_as_they_were_written(tmp_path: Path) -> None:
     assert read_results(path) == []
     path.write_text(f"{result.line()}\n{result.line()}\n{result.line()[:40]}", encoding="utf-8")
     assert read_results(path) == [result, result]
+
+
+def test_the_page_tells_of_each_group_and_what_is_wrong(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path, out = tmp_path / "results.jsonl", tmp_path / "page.md"
+    right = [
+        TrainerResult(case=case, peak_bytes=predicted(case), memory_bytes={}, moment="update", seconds=1.0)
+        for case in draw_cases(4, seed=2, layers=SHALLOW)
+    ]
+    path.write_text("".join(f"{result.line()}\n" for result in right), encoding="utf-8")
+    assert main(["--results", str(path), "-o", str(out)]) == 0
+    text = out.read_text(encoding="utf-8")
+    assert "over 4 layouts" in text
+    assert "| all | 4 | 0.00 % | 0.00 % | 0.00 % | +0.00 % |" in text
+    assert all(f"| {result.case.model} | 1 |" in text for result in right)
+    wrong = replace(right[0], peak_bytes=right[0].peak_bytes * 2)
+    path.write_text(f"{wrong.line()}\n", encoding="utf-8")
+    assert main(["--results", str(path)]) == 1
+    assert "| -50.00 % |" in capsys.readouterr().out
+    assert main(["--results", str(tmp_path / "none.jsonl")]) == 2
+    assert "has no results" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("case", list(draw_cases(FEW, seed=5, layers=SHALLOW)), ids=lambda case: case.layout.name)

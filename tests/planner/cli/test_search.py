@@ -31,6 +31,7 @@ PLAN = {
 }  # fmt: skip
 ANSWER = {
     "schema": int, "tool": str, "inputs": dict, "searched": dict, "plans": list, "rejected": dict, "files": dict,
+    "verified": list,
 }  # fmt: skip
 SEARCHED = {"layouts": int, "feasible": int, "complete": bool, "evaluate_s": float}
 
@@ -225,7 +226,7 @@ def test_the_surface_is_pinned() -> None:
     assert options_of(cli) == {
         "--model", "--npus", "--cluster", "--seq-len", "--global-batch", "--precision", "--optimizer", "--tokens",
         "--comm-algorithm", "--fix", "--max", "--hbm-margin", "--calibration", "--top", "--out", "--json", "-q",
-        "--quiet", "--color", "--version", "--launch",
+        "--quiet", "--color", "--version", "--launch", "--verify",
     }  # fmt: skip
     verbs = {name: getattr(import_module(module), attribute) for name, (module, attribute, _) in _VERBS.items()}
     assert {name: options_of(verb) for name, verb in verbs.items()} == {
