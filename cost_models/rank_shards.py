@@ -131,12 +131,11 @@ class ShardTraffic:
 
     def _weight_gradients(self, tally: Tally) -> None:
         self._weights += 1
-        last = self._weights == self._x.accumulation
-        reduces = last or self._x.reduce_gradients == "every"
+        reduces = self._weights == self._x.accumulation or self._x.reduce_gradients == "every"
         for unit in self._units:
             unit.waiting |= {p.name for p in unit.parameters if p.deferred}
             if reduces:
-                self._reduce(tally, unit, last=last)
+                self._reduce(tally, unit, last=True)
         if reduces:
             for unit in self._units:
                 unit.whole = False
@@ -148,7 +147,7 @@ class ShardTraffic:
         unit.whole = True
 
     def _reduce(self, tally: Tally, unit: _Unit, *, last: bool) -> None:
-        """Over shards, and in the last backward over their replicas."""
+        """Over shards, and with the last of the step, or of those that come apart, over their replicas."""
         elements = sum(padded_numel(p.shape, unit.shards) for p in unit.parameters if p.name in unit.waiting)
         tally.add(f"{unit.mesh}_shard", "reduce_scatter", elements * _FP32)
         if last:

@@ -133,7 +133,9 @@ class Sharded:
     def after_weights(self, *, last: bool) -> None:
         """A micro batch's deferred weight gradients are there."""
         if last or self._every:
-            reduce_gradients(self._root, replicas=last)
+            # Replicas too: what comes in one go differs (norms come with input gradients), and FSDP's sum of shards
+            # that wait for their replicas takes one shape only.
+            reduce_gradients(self._root)
             self._synced = last
         else:
             accumulate_gradients(self._root)
@@ -141,7 +143,7 @@ class Sharded:
     def finish(self) -> None:
         """All gradients of the step are reduced when this returns."""
         if not self._synced:
-            reduce_gradients(self._root, replicas=True)
+            reduce_gradients(self._root)
         self._synced = True
 
 

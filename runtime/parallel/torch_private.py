@@ -38,8 +38,8 @@ def accumulate_gradients(root: FSDPModule) -> None:
         group.post_backward()
 
 
-def reduce_gradients(root: FSDPModule, *, replicas: bool) -> None:
-    """Reduce all accumulated gradients now and wait for them; over the replicas of shards as well, or later.
+def reduce_gradients(root: FSDPModule) -> None:
+    """Reduce all accumulated gradients now and wait for them.
 
     Gradients of one group may have come in two dtypes (accumulated ones in full precision, the last ones as they are):
     all become full precision first.
@@ -49,7 +49,7 @@ def reduce_gradients(root: FSDPModule, *, replicas: bool) -> None:
     state._state_ctx.is_last_backward = True
     for group in _groups(root):
         group.reduce_grads = True
-        group.all_reduce_grads = replicas  # off since the last `set_requires_gradient_sync`
+        group.all_reduce_grads = True  # over the replicas of shards; off since the last `set_requires_gradient_sync`
         group.reshard_after_backward = True
         group.post_backward()
     state._root_post_backward_final_callback()

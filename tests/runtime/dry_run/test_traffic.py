@@ -37,6 +37,9 @@ DATA = [
     case("gqa", dp=2, zero=1, accumulation=3),
     case("gqa", dp=4, zero=2, dp_shard=2, accumulation=2, reduce_gradients="every"),
     case("gqa", dp=4, zero=3, dp_shard=2, accumulation=2),
+    case(
+        "four", rank=4, pp=2, vpp=2, dp=4, zero=2, dp_shard=2, schedule="zb-v", accumulation=4, reduce_gradients="every"
+    ),
     case("mha", dp=4, zero=3, rank=2, accumulation=2, reduce_gradients="every"),
     case("gpt", dp=4, zero=3, tp=2, sp=True, rank=5, precision="fp32"),
     case("gpt", dp=8, zero=1, dp_shard=4, rank=7),

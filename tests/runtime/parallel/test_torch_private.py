@@ -44,7 +44,7 @@ def gradients(later: bool) -> tuple[torch.Tensor, torch.Tensor, bool]:
         module(x).sum().backward()
     early = module.weight.grad is not None
     if later:
-        torch_private.reduce_gradients(module, replicas=True)
+        torch_private.reduce_gradients(module)
     return torch_private.local_part(module.weight), torch_private.local_part(module.weight.grad), early
 
 
@@ -67,7 +67,7 @@ def delivered() -> torch.Tensor:
         torch.autograd.grad(out.sum(), module.weight)
         store.deliver(module.weight, torch.full_like(module.weight, value))
         torch_private.accumulate_gradients(module)
-    torch_private.reduce_gradients(module, replicas=True)
+    torch_private.reduce_gradients(module)
     return torch_private.local_part(module.weight.grad)
 
 

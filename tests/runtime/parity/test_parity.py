@@ -35,6 +35,9 @@ ALONE = (
     case(dp=2, zero=2, overlap=False),
     case(dp=4, zero=1, shard=2, overlap=False),
     case(pp=2, dp=4, zero=2, shard=2, schedule="zero-bubble"),
+    case(dp=4, zero=2, shard=2, reduce="every"),
+    # The last rank of a fold computes two weight gradients in a row: the second without those of norms.
+    case(pp=2, dp=2, cp=2, cp_kind="ulysses", vpp=2, zero=2, shard=1, schedule="zb-v", reduce="every"),
     case(dp=2, zero=3),
     case(dp=2, zero=3, fuse=False, recompute="selective"),
     case(tp=2),
