@@ -48,7 +48,7 @@ class StageBounds:
         found = []
         for at in (kept.fullest, kept.steady):
             activations = kept.on_device(at.chunks, kept.waiting, window=window)
-            gradients = moments.units.gradients(at) - np.where(self._units, 4.0 * self._states.ends[1], 0.0)
+            gradients = moments.units.gradients(at) - np.where(self._units, FP32_BYTES * self._states.ends[1], 0.0)
             there = np.where(at.chunks > 0, 0.0, -np.inf)
             found.append((activations + there + layer) + (weights + gradients))
         return np.maximum(*found)

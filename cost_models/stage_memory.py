@@ -83,11 +83,6 @@ class StageMemory:
         }
 
     @cached_property
-    def moment_names(self) -> tuple[str, ...]:
-        """Of `moments`."""
-        return tuple(moment.name for moment in self.moments)
-
-    @cached_property
     def swapped(self) -> Column:
         """Main weights and moments in host memory."""
         return self.states.swapped
