@@ -8,10 +8,10 @@ import torch
 from torch import nn
 
 from runtime.memory.swapping import SwappedState
-from runtime.parallel.trainable import publish
+from runtime.parallel.trainable import own_gradient, publish
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
+    from collections.abc import Callable, Iterable, Mapping, Sequence
 
     from torch import Tensor
 
@@ -47,13 +47,13 @@ class Optimizer:
             part.data = trainable.weight  # nn.Parameter made an alias; the memory must be the very same
         self._optimizer = _made(kind, self._parts, lr)
 
-    def step(self, lr: float) -> None:
-        """Update all weights with their gradients."""
+    def step(self, lr: float, gradient: Callable[[Trainable], Tensor | None] = own_gradient) -> None:
+        """Update all weights with their gradients, or with what else stands for these."""
         if self._swapped is not None:
-            self._swapped.step(lambda optimizer: _run(optimizer, lr))
+            self._swapped.step(lambda optimizer: _run(optimizer, lr), gradient)
             return
         for trainable, part in self._parts:
-            part.grad = trainable.gradient()
+            part.grad = gradient(trainable)
         _run(self._optimizer, lr)
         publish(t for t, _ in self._parts)
         for _, part in self._parts:

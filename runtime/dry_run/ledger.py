@@ -68,7 +68,7 @@ class Ledger:
     def begin_step(self) -> None:
         """Forget what is over; what is alive was born before the step."""
         self.records = list(self._open.values())
-        self.passes, self.events = ["before the step"], 0
+        self.passes, self.events, self.module = ["before the step"], 0, ""
         for record in self.records:
             record.born, record.born_in = 0, 0
             record.label = record.label or "buffers"
@@ -135,4 +135,6 @@ def category_of(record: Held) -> str:
     """The category of a piece: its label, or what its life says."""
     if record.label:
         return record.label
+    if record.born_in == 0:
+        return "buffers"  # tokens and labels: they are there before the first pass
     return "temporaries" if record.born_in == record.died_in else "activations"

@@ -9,8 +9,10 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
+from cost_models.rank_grid import RankGrid
+
 from .run import dry_run
-from .shortened import short_counts, with_micro_batches
+from .shortened import enough_micro_batches, with_micro_batches
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -23,6 +25,7 @@ if TYPE_CHECKING:
 SHALLOW = (4, 5)
 """Layers of a virtual stage in the two runs: two at each end of it are told apart."""
 _ENDS = 2
+_FP32_BYTES = 4
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -50,7 +53,7 @@ def reduced_dry_run(config: TrainConfig, rank: int = 0, shallow: tuple[int, int]
         TitanPlanError: as `dry_run`.
     """
     whole = _depth(config)
-    _, long = short_counts(config.layout) or (0, config.layout.accumulation)
+    long = enough_micro_batches(config.layout)
     if whole <= shallow[1] or _uneven(config):
         run = dry_run(with_micro_batches(config, long), rank)
         depths: tuple[int, ...] = (whole,)
@@ -65,7 +68,9 @@ def reduced_dry_run(config: TrainConfig, rank: int = 0, shallow: tuple[int, int]
         depths, seconds = shallow, sum(run.seconds for run in runs)
     key = max(highs, key=lambda k: sum(highs[k].values()))
     memory = dict(highs[key])
-    memory["buffers"] += _tokens(config) * (config.layout.accumulation - long)
+    left = config.layout.accumulation - long
+    memory["buffers"] += left * _tokens(config)
+    memory["activations"] += left * _loss(config, rank)
     return ReducedRun(
         rank=rank,
         peak_bytes=sum(memory.values()),
@@ -138,3 +143,10 @@ def _tokens(config: TrainConfig) -> int:
     """Bytes of a micro batch's sequences, tokens and labels."""
     x, seq_len = config.layout, config.workload.seq_len
     return 8 * x.micro_batch * (seq_len + 1 + 2 * seq_len // x.cp)
+
+
+def _loss(config: TrainConfig, rank: int) -> int:
+    """Bytes of a micro batch's loss, which a pipeline's last stage keeps to the end of the step."""
+    x = config.layout
+    last = RankGrid.of(x).ranks[0 if x.schedule == "zb-v" else -1]
+    return _FP32_BYTES if x.pp > 1 and rank in last else 0

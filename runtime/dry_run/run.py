@@ -35,9 +35,9 @@ _TIMELINE_POINTS = 2000
 
 
 def dry_run(config: TrainConfig, rank: int = 0) -> DryRun:
-    """One step of one rank of a layout, as the trainer would run it.
+    """One step of one rank of a layout, as the trainer would run it once it runs.
 
-    The first step makes the optimizer's state and whatever else is made once; the second is the one that is told.
+    The optimizer's state is made before, by an update that only the optimizer takes.
 
     Args:
         rank: 0 to the layout's devices less 1.
@@ -72,11 +72,11 @@ def followed(
     started: float,
     settled: bool = True,
 ) -> DryRun:
-    """Build a rank, take two steps, and tell of the second. The watch is on.
+    """Build a rank and tell of one step, with what a step makes once there already. The watch is on.
 
     Args:
         started: `time.perf_counter()` of the beginning.
-        settled: there are no other ranks to agree on shapes with.
+        settled: there are no other ranks, nor values: the first step need not be taken as a whole.
     """
     assembly = assemble(config, device, stand_ins)
     if assembly.pipeline is not None and settled:
@@ -84,7 +84,10 @@ def followed(
     engine = Engine(config, assembly, device)
     watch.follow(chunk.module.build.tp.gradients for chunk in assembly.chunks)
     passes = Passes(ledger, config, assembly, engine)
-    engine.step(_batch(config), config.training.lr)
+    if settled:
+        engine.optimizer.step(config.training.lr, lambda trainable: torch.zeros(trainable.weight.shape))
+    else:
+        engine.step(_batch(config), config.training.lr)
     passes.label_lasting()
     gc.collect()  # whatever the first step left in circles is not the second one's
     ledger.begin_step()

@@ -60,16 +60,25 @@ def short_counts(layout: Layout) -> tuple[int, int] | None:
 
     GPipe keeps all micro batches of a step, so no shorter step has its peak.
     """
-    pp, whole = layout.pp, layout.accumulation
+    pair = _full_pipeline(layout)
+    return pair if pair is not None and sum(pair) < layout.accumulation else None
+
+
+def enough_micro_batches(layout: Layout) -> int:
+    """The fewest whose step has the peak of the whole one, but for the tokens of those that are left out."""
+    pair = _full_pipeline(layout)
+    return layout.accumulation if pair is None else min(pair[1], layout.accumulation)
+
+
+def _full_pipeline(layout: Layout) -> tuple[int, int] | None:
+    pp = layout.pp
     if layout.schedule == "gpipe":
         return None
     if layout.schedule in _ONE_BY_ONE:
-        pair = (pp + 2, pp + 3)  # one that is neither first nor last is among them
-    elif layout.schedule == "zb-v":
-        pair = (3 * pp, 3 * pp + 1)
-    else:  # these take whole rounds of pp micro batches
-        pair = (2 * pp, 3 * pp)
-    return pair if sum(pair) < whole else None
+        return pp + 2, pp + 3  # one that is neither first nor last is among them
+    if layout.schedule == "zb-v":
+        return 3 * pp, 3 * pp + 1
+    return 2 * pp, 3 * pp  # these take whole rounds of pp micro batches
 
 
 def with_micro_batches(config: TrainConfig, accumulation: int) -> TrainConfig:

@@ -90,14 +90,16 @@ class SwappedState:
             pairs = [(piece.home.trainable, piece.parameter) for piece in pieces]
             self._slices.append(_Slice(make(pairs), pieces))
 
-    def step(self, run: Callable[[torch.optim.Optimizer], None]) -> None:
+    def step(
+        self, run: Callable[[torch.optim.Optimizer], None], gradient_of: Callable[[Trainable], Tensor | None]
+    ) -> None:
         """While one slice is updated the next comes in and the last goes out."""
         self._fetch(self._slices[:1])
         for place, slice_ in enumerate(self._slices):
             self._device.wait_stream(self._device.current_stream(), self._in)
             self._fetch(self._slices[place + 1 : place + 2])
             for piece in slice_.pieces:
-                gradient = piece.home.trainable.gradient()
+                gradient = gradient_of(piece.home.trainable)
                 piece.parameter.grad = None if gradient is None else piece.of(gradient)
             run(slice_.optimizer)
             self._send(slice_)

@@ -57,6 +57,11 @@ class Trainable:
     borrowed: bool = False
 
 
+def own_gradient(trainable: Trainable) -> Tensor | None:
+    """The gradient that backward made of it."""
+    return trainable.gradient()
+
+
 def publish(trainables: Iterable[Trainable]) -> None:
     """Low-precision copies follow their weights."""
     with torch.no_grad():
