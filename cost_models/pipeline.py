@@ -1,4 +1,4 @@
-"""Step time, bubble, live micro batches and messages of a pipeline in closed form, over columns of layouts.
+"""Step time, bubble and messages of a pipeline in closed form, over columns of layouts.
 
 Each schedule of `cost_models.schedules` issues its work in a fixed order, so its step is the longest of a few paths
 through that work. Time is counted in chunks: a chunk is one virtual stage, forward f, input gradient i, weight gradient
@@ -23,6 +23,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from cost_models.pipeline_chunks import per_round
 from cost_models.schedules import GPIPE, INTERLEAVED, ONE_F_ONE_B, ZB_V, ZERO_BUBBLE, IntColumn
 
 if TYPE_CHECKING:
@@ -260,55 +261,6 @@ def step_span_unequal_s(
     return span_s
 
 
-def live_chunks(
-    schedule_code: IntColumn,
-    pp: IntColumn,
-    vpp: IntColumn,
-    micro_batches: IntColumn,
-    rank: IntColumn,
-    freed_by_input_grad: float = 0.0,
-) -> FloatColumn:
-    """Peak number of (chunk, micro batch) whose activations a rank keeps; each is 1 / vpp of the rank's layers.
-
-    Equal to `pipeline_simulator.peak_live` of equal chunks. It depends on the order of issue alone, never on times.
-    `freed_by_input_grad` is the share that the input gradient of a split backward frees; only "zero-bubble" runs
-    forwards between the two halves of a backward.
-    """
-    all_chunks = micro_batches * vpp
-    turns, hops = (vpp - 1) * per_round(pp, micro_batches), pp - 1 - rank
-    warmup = np.minimum(all_chunks, turns + hops)
-    delayed = np.minimum(rank, np.maximum(0, all_chunks - warmup - 1)) * (1.0 - freed_by_input_grad)
-    by_code = (
-        np.ones_like(all_chunks),
-        micro_batches,
-        np.minimum(micro_batches, hops + 1),
-        np.minimum(all_chunks, turns + 2 * hops + 1),
-        np.minimum(all_chunks, warmup + 1 + delayed),
-        np.minimum(micro_batches, 2 * pp - 1 - rank) + np.minimum(micro_batches, rank + 1),
-    )
-    return np.choose(schedule_code, by_code).astype(np.float64)
-
-
-def waiting_chunks(
-    schedule_code: IntColumn, pp: IntColumn, vpp: IntColumn, micro_batches: IntColumn, rank: IntColumn
-) -> tuple[IntColumn, IntColumn]:
-    """Where a split backward leaves most weight gradients behind: (chunk, micro batch) with activations, and waiting.
-
-    "zero-bubble" computes them `rank` backwards late; "zb-v" puts off those of its last micro batches, of both chunks.
-    Other schedules have none waiting, and (0, 0).
-    """
-    all_chunks, hops = micro_batches * vpp, pp - 1 - rank
-    warmup = np.minimum(all_chunks, (vpp - 1) * per_round(pp, micro_batches) + hops)
-    late = np.minimum(rank, all_chunks - 1)
-    total = np.maximum(micro_batches, 2 * pp - 1)
-    first = np.clip(micro_batches - (total - pp), 0, rank)
-    second = np.clip(micro_batches - (total - rank), 0, rank)
-    looped, folded = schedule_code == ZERO_BUBBLE, schedule_code == ZB_V
-    waiting = np.where(looped, late, np.where(folded, first + second, 0))
-    alive = np.where(looped, np.minimum(warmup + 1, all_chunks - late), np.minimum(hops + 1, micro_batches))
-    return np.where(looped | folded, alive, 0), waiting
-
-
 def p2p_messages(
     schedule_code: IntColumn, pp: IntColumn, vpp: IntColumn, micro_batches: IntColumn, rank: IntColumn
 ) -> IntColumn:
@@ -320,8 +272,3 @@ def p2p_messages(
     ends = (rank == 0).astype(np.int64) + (rank == pp - 1)
     sides = 2 * vpp - np.where(schedule_code == ZB_V, 2 * ends, ends)
     return np.where(pp == 1, 0, 2 * micro_batches * sides)
-
-
-def per_round(pp: IntColumn, micro_batches: IntColumn) -> IntColumn:
-    """Micro batches that a chunk of an interleaved schedule takes before the next chunk's turn."""
-    return micro_batches // np.maximum(1, micro_batches // pp)

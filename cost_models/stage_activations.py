@@ -11,7 +11,7 @@ import numpy as np
 from cost_models.layout import RECOMPUTES
 from cost_models.operators import saved_bytes
 from cost_models.parameters import layers_per_virtual_stage
-from cost_models.pipeline import live_chunks, per_round, waiting_chunks
+from cost_models.pipeline_chunks import gathered_chunks, live_chunks, per_round, waiting_chunks
 from cost_models.schedules import GPIPE, ZB_V, ZERO_BUBBLE
 from cost_models.stage_states import EVERY
 
@@ -169,6 +169,10 @@ class StageActivations:
         """The latest backward but the last with most weight gradients left behind."""
         return self._after(self._total - np.maximum(self.late[0], 2), self.late[0])
 
+    def before_all(self, at: InFlight) -> InFlight:
+        """The same as the virtual stage whose turn is last has no gradients yet."""
+        return replace(at, gradients=np.minimum(at.gradients, (self._x.vpp - 1.0) / self._x.vpp))
+
     @cached_property
     def risen(self) -> InFlight:
         """The first backward after `fullest` with one more virtual stage's gradients."""
@@ -304,6 +308,11 @@ class StageActivations:
         alive = np.where(self._x.schedule == GPIPE, chunks, np.minimum(chunks, 1))
         waits = self._s.stack.loss_chunk_tokens == 0
         return alive + waiting * (waits & (self._x.schedule == ZERO_BUBBLE))
+
+    @cached_property
+    def gathered_chunks(self) -> Column:
+        """Virtual stages with weights at once where each backward frees its own."""
+        return gathered_chunks(self._x.schedule, self._x.pp, self._x.vpp, self._rank)
 
     @cached_property
     def split(self) -> Column:

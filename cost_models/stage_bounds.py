@@ -44,9 +44,10 @@ class StageBounds:
         layer = np.where(brought, self._layer(fetched=True), self._layer(fetched=False)) - kept.head
         if np.any(kept.split):
             layer = layer + np.where(kept.split, self._grown, 0.0)
-        weights = moments.units.gathered - np.where(self._units, self._states.weight_bytes * self._states.ends[1], 0.0)
+        head = np.where(self._units, self._states.weight_bytes * self._states.ends[1], 0.0)
         found = []
         for at in (kept.fullest, kept.steady):
+            weights = moments.units.gathered_at(at) - head
             activations = kept.on_device(at.chunks, kept.waiting, window=window)
             gradients = moments.units.gradients(at) - np.where(self._units, FP32_BYTES * self._states.ends[1], 0.0)
             there = np.where(at.chunks > 0, 0.0, -np.inf)
@@ -87,7 +88,7 @@ class StageBounds:
         width = float(self._states.weight_bytes)
         part, experts = self._states.top_layer
         before = np.where(kept.longest > 1, part, 0.0)
-        next_ = experts if np.any(experts) else before
+        next_ = np.where(experts > 0, experts, before)
         gathered = {"layer": part + next_, "experts": part + experts + before, "behind": part + before}
         found: list[list[Column]] = [[], [], []]
         fused = self._s.stack.fused_accumulation

@@ -90,10 +90,10 @@ class StageLayers:
 
     def _highest(self, layer: LayerBackward, before: Column, experts: Column, *, fetched: bool = False) -> Column:
         """Fullest instant with weight gradients and, under ZeRO-3, gathered weights: a unit's and the next one's."""
-        next_ = self._u.experts
         before_it = np.where(self._kept.longest > 1, self._u.layer, 0.0)
+        next_ = np.where(self._u.experts > 0, self._u.experts, before_it)
         gathered = {
-            "layer": self._u.layer + (next_ if np.any(self._u.experts) else before_it),
+            "layer": self._u.layer + next_,
             "experts": self._u.layer + self._u.experts + before_it,
             "behind": self._u.layer + before_it,
         }

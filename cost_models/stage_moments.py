@@ -72,7 +72,7 @@ class StageMoments:
             )
             found += [self.ends.loss(at), *self.ends.gathering(at)]
         if self._s.stack.fsdp:
-            found.append(self._reductions.between)
+            found += self._reductions.between
         if np.any(self.kept.split):
             found += self._reductions.split
         return tuple(found)
@@ -92,9 +92,10 @@ class StageMoments:
             frees: Column,
             there: Column,
             waiting: Column = kept.waiting,
-            weights: Column = self.units.gathered,
+            weights: Column | None = None,
         ) -> Pass:
-            return Pass(at=at, waiting=waiting, weights=weights, reduces=reduces, frees=frees, there=there)
+            gathered = self.units.gathered_at(at) if weights is None else weights
+            return Pass(at=at, waiting=waiting, weights=gathered, reduces=reduces, frees=frees, there=there)
 
         yield pass_(kept.fullest, reduces, frees & once, always)
         several = bool(np.any(x.accumulation > 1))
@@ -106,9 +107,17 @@ class StageMoments:
                 yield pass_(kept.risen, reduces, no, np.where(kept.risen.chunks > 0, 0.0, NEVER))
             there = np.where(x.vpp > 1, 0.0, NEVER)
             yield pass_(kept.final, ~split, frees, there, weights=self.units.gathered_of_last)
+        if np.any(kept.split & self.units.every):
+            # All weights are there until the virtual stage whose turn is last has gradients too.
+            yield pass_(
+                kept.before_all(kept.fullest),
+                no,
+                no,
+                np.where(kept.split & self.units.every & (x.vpp > 1), many, NEVER),
+            )
         if np.any(kept.late[1] > kept.waiting):
             there = np.where(kept.late[1] > kept.waiting, 0.0, NEVER)
-            yield pass_(kept.latest, no, no, there, kept.late[1])
+            yield pass_(kept.latest, no, no, there, kept.late[1], self.units.gathered)
 
     def _last_layer(self, at: Pass) -> list[Moment]:
         """The last layer's backward, and with offload that of the one before it, which has two layers on the device."""

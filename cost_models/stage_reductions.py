@@ -146,19 +146,28 @@ class StageReductions:
         return found
 
     @cached_property
-    def between(self) -> Moment:
+    def between(self) -> list[Moment]:
         """The embedding's backward where gradients are not reduced then."""
         kept = self._kept
-        there = np.where(
-            (self._stage.has_embedding > 0) & ((self._x.accumulation > 1) | ~self._u.units | kept.split), 0.0, NEVER
-        )
-        return Moment(
-            name="embedding, accumulated",
-            weights=self._u.gathered,
-            gradients=self._u.gradients(kept.over),
-            activations=kept.on_device(np.maximum(kept.steady.chunks, kept.last.chunks), gone=kept.per_virtual_stage),
-            transient=self._ends.look_up - kept.head + there,
-        )
+        waits = (self._x.accumulation > 1) | ~self._u.units | kept.split
+        there = np.where((self._stage.has_embedding > 0) & waits, 0.0, NEVER)
+        chunks = np.maximum(kept.steady.chunks, kept.last.chunks)
+        activations = kept.on_device(chunks, gone=kept.per_virtual_stage) - kept.head
+
+        def moment(name: str, at: InFlight, there: Column) -> Moment:
+            return Moment(
+                name=name,
+                weights=self._u.gathered_at(at),
+                gradients=self._u.gradients(at),
+                activations=activations,
+                transient=self._ends.look_up + there,
+            )
+
+        found = [moment("embedding, accumulated", kept.over, there)]
+        if np.any(kept.split & self._u.every):
+            first = np.where(kept.split & self._u.every, there, NEVER)
+            found.append(moment("embedding, first of its gradients", kept.before_all(kept.over), first))
+        return found
 
     @cached_property
     def split(self) -> list[Moment]:
@@ -177,23 +186,22 @@ class StageReductions:
         made = np.where(self._u.units, low, 0.0)
         wide = np.where(self._u.units, whole, 0.0)
         alone = self._u.every | (x.accumulation == 1)
-        # Reduced each time, a virtual stage's weights are free until its next forward: of a fold one has them, or two.
-        with_weights = np.where(x.schedule == ZB_V, 1, np.minimum(x.vpp, 2))
-        mine = self._u.computed((dense + experts) * with_weights + ends)
-        freed = np.where(
-            self._u.third, 0.0, self._u.computed(np.where(self._u.embedding > 0, self._u.embedding, self._u.layer))
-        )
 
         def moment(
-            name: str, at: InFlight, activations: Column, transient: Column, gone: Column | float = 0.0
+            name: str,
+            at: InFlight,
+            activations: Column,
+            transient: Column,
+            gone: Column | float = 0.0,
+            weights: Column | None = None,
         ) -> Moment:
-            weights = np.where(self._u.every & at.earlier, np.minimum(self._u.gathered, mine), self._u.gathered)
+            there_are = self._u.gathered_at(at) if weights is None else weights
             return Moment(
                 name=name,
-                weights=weights - np.where(self._u.gathered > 0, gone, 0.0),
+                weights=there_are - np.where(self._u.gathered > 0, gone, 0.0),
                 gradients=self._u.gradients(at),
                 activations=activations,
-                transient=transient - kept.head + there,
+                transient=transient + there,
             )
 
         many = np.where(x.accumulation > 1, 0.0, NEVER)
@@ -202,17 +210,59 @@ class StageReductions:
         rest = np.maximum(x.accumulation * x.vpp - 2, 0)
         left = np.clip(chunks - 1, 0, rest)
         late = np.clip(kept.waiting, 0, rest - left)
-        start = kept.on_device(chunks - 1, kept.waiting, window=0.0)
-        later = kept.on_device(left, late, window=0.0)
+
+        def behind(chunks: Column, waiting: Column) -> Column:
+            """What others keep; no loss is among them, whose backward follows at once."""
+            there = kept.on_device(chunks, waiting, window=0.0)
+            return there - kept.head * np.minimum(chunks, 1)
+
+        start, later = behind(chunks - 1, kept.waiting), behind(left, late)
         grown = np.where(alone, np.maximum(made, wide), made)
-        # Units are reduced from the embedding to the head: the first copy lies beside all gradients.
-        unit = np.maximum(self._u.layer, self._u.experts)
-        first = np.where(self._u.embedding > 0, np.maximum(self._u.embedding, unit - self._u.embedding), unit)
-        copy = np.maximum(self._u.copied(first), self._u.copied(2 * self._u.head) - wide)
-        copy = copy + self._u.copied(np.where(self._u.embedding > 0, self._u.embedding, unit)) / self._parts.shard
-        return [
+        copy, freed = self._first_copies(wide)
+        found = [
             moment("weight gradients", before, start, np.maximum(made, wide)),
             moment("weight gradients, later", kept.over, later, grown + many),
             moment("end of virtual stage", before, start, wide + copy + np.where(alone, 0.0, NEVER), freed),
             moment("end of another", kept.over, later, grown * alone + copy + many, freed),
         ]
+        if np.any(self._u.every & (x.vpp > 1)):
+            first, only = kept.before_all(kept.over), np.where(self._u.every & (x.vpp > 1), many, NEVER)
+            found += [
+                moment("weight gradients, first of theirs", first, later, grown + only),
+                moment("end of first of theirs", first, later, grown + copy + only, freed),
+            ]
+        if np.any(x.schedule == ZB_V):
+            # At the end of a fold's step many others wait, which no offload takes.
+            in_flight, others = kept.late
+            put_off = behind(np.maximum(in_flight - 1, 0), others)
+            some = np.where((x.schedule == ZB_V) & (others > 0), many, NEVER)
+            each_time = np.where(alone, some, NEVER)
+            found += [
+                moment("weight gradients, put off", kept.over, put_off, grown + some, weights=self._u.gathered),
+                moment("end of one put off", kept.over, put_off, grown + copy + each_time, freed, self._u.gathered),
+            ]
+        return found
+
+    def _first_copies(self, wide: Column) -> tuple[Column, Column]:
+        """What is there beside all gradients of a virtual stage as the fullest of its units is reduced, and freed.
+
+        Units go from the embedding to the head: embedding, first layer, its experts, and the others like these.
+        """
+        units, none = self._u, 0.0 * self._u.layer
+        full = units.copied
+        found = [(full(2 * units.head) - wide, none)]
+        gone, shards = none, none
+        for unit, shard in (
+            (units.embedding, units.shards(units.embedding, none)),
+            (units.layer, units.shards(units.layer, none)),
+            (units.experts, units.shards(none, units.experts)),
+        ):
+            alone = np.where(shard >= full(unit), shard, 0.0)  # a single rank divides its copy into another one
+            freed = np.where(units.third, 0.0, units.computed(gone + unit))
+            found.append((np.where(unit > 0, full(unit) - full(gone) + shards + alone, NEVER), freed))
+            gone, shards = gone + unit, shards + shard
+        copy, most = found[0]
+        for transient, freed in found[1:]:
+            better = transient - freed > copy - most
+            copy, most = np.where(better, transient, copy), np.where(better, freed, most)
+        return copy, most

@@ -115,6 +115,17 @@ class StageUnits:
         """ZeRO-1 and 2: the rank's weights."""
         return np.where(self.units & ~self.third, self.computed(self.states.whole_parameters), 0.0)
 
+    def gathered_at(self, at: InFlight) -> Column:
+        """The same in a backward: reducing weight gradients that come later frees a virtual stage's weights."""
+        some = self.every & self.kept.split & (at.gradients >= 1) & (self._x.vpp > 1)
+        return np.where(some, self._gathered_between, self.gathered) if np.any(some) else self.gathered
+
+    @cached_property
+    def _gathered_between(self) -> Column:
+        ends = self.embedding + self.head
+        layers = (self.states.whole_parameters - ends) / self._x.vpp
+        return np.minimum(self.gathered, self.computed(layers * self.kept.gathered_chunks + ends))
+
     @cached_property
     def gathered_of_last(self) -> Column:
         """The same of the virtual stage whose backward comes last."""

@@ -9,9 +9,10 @@ import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from cost_models.pipeline import ByRank, bubble_s, live_chunks, p2p_messages, step_span_s, step_span_unequal_s
-from cost_models.pipeline_simulator import peak_live, simulate
-from cost_models.schedules import SCHEDULES, schedule_actions, schedule_code, schedule_valid, stage_rank
+from cost_models.pipeline import ByRank, bubble_s, p2p_messages, step_span_s, step_span_unequal_s
+from cost_models.pipeline_simulator import simulate
+from cost_models.schedules import SCHEDULES, schedule_actions, schedule_code, stage_rank
+from tests.cost_models.schedule_shapes import SHAPES
 
 
 class Case(NamedTuple):
@@ -39,20 +40,6 @@ class Case(NamedTuple):
         return float(step_span_s(*self.columns).item())
 
 
-def is_valid(name: str, pp: int, vpp: int, micro_batches: int) -> bool:
-    return bool(schedule_valid(*(np.array(value) for value in (schedule_code(name), pp, vpp, micro_batches))).item())
-
-
-SHAPES = {
-    name: [
-        (pp, vpp, micro_batches)
-        for pp in range(1, 7)
-        for vpp in range(1, 5)
-        for micro_batches in range(1, 25)
-        if is_valid(name, pp, vpp, micro_batches)
-    ]
-    for name in SCHEDULES
-}
 POSITIVE_S = st.floats(0.05, 20.0)
 
 
@@ -205,16 +192,6 @@ def test_unequal_stages_are_never_underestimated_and_at_most_a_fifth_over(name: 
     assert min(ratios) > 0.995
     assert max(ratios) < (1.0 + 1e-9 if name == "gpipe" else 1.2)
     assert np.mean(ratios) < 1.04
-
-
-@pytest.mark.parametrize("freed", [0.0, 0.4])
-@pytest.mark.parametrize("name", SCHEDULES)
-def test_live_chunks_are_those_of_the_issue_order_on_every_rank(name: str, freed: float) -> None:
-    for pp, vpp, micro_batches in SHAPES[name]:
-        rank = np.arange(pp)
-        shape = [np.full(pp, value) for value in (schedule_code(name), pp, vpp, micro_batches)]
-        expected = peak_live(schedule_actions(name, pp, vpp, micro_batches), freed_by_input_grad=freed)
-        assert live_chunks(*shape, rank, freed) == pytest.approx(expected), (pp, vpp, micro_batches)
 
 
 @pytest.mark.parametrize("name", SCHEDULES)
