@@ -10,7 +10,6 @@ import numpy as np
 
 from cost_models.layout import RECOMPUTES
 from cost_models.operators import saved_bytes
-from cost_models.parameters import layers_per_virtual_stage
 from cost_models.pipeline_chunks import gathered_chunks, live_chunks, per_round, waiting_chunks
 from cost_models.schedules import GPIPE, ZB_V, ZERO_BUBBLE
 from cost_models.stage_states import EVERY
@@ -101,28 +100,27 @@ class StageActivations:
     def kept_per_layer(self) -> Column:
         """Bytes that a layer keeps in flight under the layout's recomputation, the mean of the virtual stage."""
         x, none = self._x, self._whole_layer
-        per_stage = layers_per_virtual_stage(self._s.model, x)
-        share = np.where(x.recompute_layers > 0, np.minimum(x.recompute_layers / per_stage, 1.0), 1.0)
+        share = np.where(x.recompute_layers > 0, 1.0 - self.whole_layers / np.maximum(self.per_virtual_stage, 1), 1.0)
         full = share * self.checkpoint + (1.0 - share) * none
         return self.by_recompute(none, self.mean_layer(self._s.stack.selective), full)
 
     @cached_property
-    def kept_by_top(self) -> Column:
-        """Bytes that the last layer keeps; of a virtual stage that is recomputed in part it is not recomputed."""
-        selective = self._s.stack.selective
-        whole, lean = self._top(frozenset()), self._top(selective)
-        return self.by_recompute(whole, lean, np.where(self._x.recompute_layers > 0, whole, self.checkpoint))
-
-    def _top(self, redone: frozenset[str]) -> Column:
-        dense, moe = saved_bytes(self._parts.dense, redone), saved_bytes(self._parts.moe, redone)
-        return np.where(self._stage.moe_layers > 0, moe, dense)
+    def in_part(self) -> Column:
+        """Whether the first layers of a virtual stage are recomputed and the others keep all."""
+        return (self._x.recompute == FULL) & (self._x.recompute_layers > 0)
 
     @cached_property
-    def freed_above(self) -> Column:
-        """Bytes of the layers above the last recomputed one, where a virtual stage is recomputed in part."""
-        x = self._x
-        above = np.maximum(self.per_virtual_stage - x.recompute_layers, 0.0)
-        return np.where((x.recompute == FULL) & (x.recompute_layers > 0), above * self._whole_layer, 0.0)
+    def whole_layers(self) -> Column:
+        """Layers of a virtual stage that is recomputed in part which keep all: the last ones."""
+        return np.where(self.in_part, np.maximum(self.per_virtual_stage - self._x.recompute_layers, 0.0), 0.0)
+
+    def from_top(self, count: Column | float) -> Column:
+        """Bytes that the last layers of a virtual stage keep, so many of them."""
+        if not np.any(self.in_part):
+            return np.asarray(count * self.kept_per_layer)
+        whole = np.minimum(count, self.whole_layers)
+        parted = whole * self._whole_layer + (count - whole) * self.checkpoint
+        return np.where(self.in_part, parted, count * self.kept_per_layer)
 
     @cached_property
     def _rank(self) -> Column:
@@ -244,6 +242,7 @@ class StageActivations:
         waiting: Column | float = 0.0,
         gone: Column | float = 0.0,
         window: Column | float | None = None,
+        top: Column | float | None = None,
     ) -> Column:
         """The same without what is offloaded: of layers the one in use and the one on its way are on the device.
 
@@ -253,12 +252,15 @@ class StageActivations:
         Args:
             gone: layers of the virtual stage in backward that are through.
             window: layers on the device where the rest is offloaded.
+            top: layers above these; those that are through if None.
         """
         stays, inputs = self._staying(chunks, waiting)
-        window = self.window if window is None else window
-        layers = np.maximum(chunks * self.per_virtual_stage - gone, 0.0) * self.kept_per_layer
+        layers = np.maximum(chunks * self.per_virtual_stage * self.kept_per_layer - self.from_top(gone), 0.0)
         if self._offloads.any():
-            layers = np.where(self._offloads, np.minimum(layers, window * self.kept_per_layer + inputs), layers)
+            window = self.window if window is None else window
+            above = gone if top is None else top
+            there = self.from_top(above + window) - self.from_top(above) + inputs
+            layers = np.where(self._offloads, np.minimum(layers, there), layers)
         return layers + stays
 
     @cached_property

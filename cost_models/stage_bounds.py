@@ -39,6 +39,7 @@ class StageBounds:
         kept, moments = self._kept, self._moments
         offloads = self._x.activation_offload == 1
         window = np.where(offloads, np.clip(kept.longest - 1, 0, 1), 2.0)
+        top = np.where(kept.split, kept.longest - 1, 1.0)
         # Where weight gradients come later, the first layer instead: all that waits is there.
         brought = offloads & ~(kept.split & (kept.longest > 1))
         layer = np.where(brought, self._layer(fetched=True), self._layer(fetched=False)) - kept.head
@@ -48,7 +49,7 @@ class StageBounds:
         found = []
         for at in (kept.fullest, kept.steady):
             weights = moments.units.gathered_at(at) - head
-            activations = kept.on_device(at.chunks, kept.waiting, window=window)
+            activations = kept.on_device(at.chunks, kept.waiting, window=window, top=top)
             gradients = moments.units.gradients(at) - np.where(self._units, FP32_BYTES * self._states.ends[1], 0.0)
             there = np.where(at.chunks > 0, 0.0, -np.inf)
             found.append((activations + there + layer) + (weights + gradients))
@@ -73,13 +74,11 @@ class StageBounds:
         selective = self._by_zero(lean, fetched=fetched)
         # Recomputed in part, the last layer keeps all; recomputed, it is made again as a whole.
         whole = none if not fetched else self._by_zero(plain, fetched=False)
-        full = np.where(x.recompute_layers > 0, none, whole)
+        full = np.where(kept.in_part, none, whole)
         if fetched:
             return kept.by_recompute(none, selective, full)
         # The last layer keeps all where a virtual stage is recomputed in part; below it is one that is made again.
-        made = full - kept.checkpoint
-        some = np.maximum(none - plain.saved, made - kept.freed_above)
-        full = np.where(x.recompute_layers > 0, some, made)
+        full = np.where(kept.in_part, none - plain.saved, full - kept.checkpoint)
         return kept.by_recompute(none - plain.saved, selective - lean.saved, full)
 
     def _by_zero(self, layer: LayerBackward, *, fetched: bool) -> Column:
@@ -113,8 +112,8 @@ class StageBounds:
     def _grown(self) -> Column:
         """Where weight gradients come later: what waits for those of the layers above the first."""
         kept, x = self._kept, self._x
-        stays = np.where(x.activation_offload == 1, 0.0, kept.kept_per_layer)
-        return (kept.longest - 1) * (kept.deferred - stays)
+        above = kept.longest - 1
+        return above * kept.deferred - np.where(x.activation_offload == 1, 0.0, kept.from_top(above))
 
     @cached_property
     def _most_activations(self) -> Column:

@@ -26,26 +26,40 @@ class StageLayers:
     def __init__(self, setting: Setting, layouts: Layouts, parts: ModelParts, stage: Stage, units: StageUnits) -> None:
         self._s, self._x, self._parts, self._stage, self._u = setting, layouts, parts, stage, units
         self._states, self._kept = units.states, units.kept
-        self._peaks: dict[tuple[str, bool], Column] = {}
+        self._peaks: dict[tuple[str, bool, bool], Column] = {}
 
     def last(self, at: Pass, *, fetched: bool) -> Column:
         """Of the last layer, behind the head."""
         plain = self.behind("", fetched=fetched)
         return np.where(at.reduces, self.behind("head", fetched=fetched), plain) if np.any(at.reduces) else plain
 
-    def behind(self, before: str, *, fetched: bool) -> Column:
-        """Of a layer behind a unit whose copy is being reduced, or none."""
-        key = before, fetched
+    def behind(self, before: str, *, fetched: bool, again: bool = False) -> Column:
+        """Of a layer behind a unit whose copy is being reduced, or none.
+
+        Args:
+            again: of a virtual stage that is recomputed in part, a layer that is made again; otherwise one that is not.
+        """
+        again = again and bool(np.any(self._kept.in_part))
+        key = before, fetched, again
         if key not in self._peaks:
             unit = {
                 "": 0.0 * self._u.layer,
                 "head": self._u.copied(self._u.head),
                 "layer": self._u.copied(self._u.layer),
             }[before]
-            self._peaks[key] = self._peak_of_layer(unit, reduces=np.asarray(bool(before)), fetched=fetched)
+            reduces = np.asarray(bool(before))
+            self._peaks[key] = self._peak_of_layer(unit, reduces=reduces, fetched=fetched, again=again)
         return self._peaks[key]
 
-    def _peak_of_layer(self, before: Column, *, reduces: Column, fetched: bool = False) -> Column:
+    def below(self, before: str, gone: Column) -> Column:
+        """The same of the layer below so many."""
+        whole = self.behind(before, fetched=False)
+        if not np.any(self._kept.in_part):
+            return whole
+        again = self._kept.in_part & (gone >= self._kept.whole_layers)
+        return np.where(again, self.behind(before, fetched=False, again=True), whole)
+
+    def _peak_of_layer(self, before: Column, *, reduces: Column, fetched: bool, again: bool) -> Column:
         """The fullest instant of a layer's backward, less what its activations kept.
 
         Args:
@@ -53,6 +67,7 @@ class StageLayers:
             fetched: saved tensors come from the host one by one; nothing is taken off.
         """
         experts = np.where(reduces, self._u.copied(self._u.experts), 0.0)
+        whole = self._kept.in_part & (not again)
 
         def of_kind(sparse: bool) -> Column:
             kept, parts = self._kept, self._parts
@@ -65,12 +80,10 @@ class StageLayers:
             selective = np.maximum(selective, self._arriving(lean.saved, before))
             made = np.maximum(made, self._arriving(plain.saved - plain.routed, before))
             if fetched:
-                return kept.by_recompute(none, selective, np.where(self._x.recompute_layers > 0, none, made))
-            made = made - kept.checkpoint
-            later = np.maximum(none - plain.saved, made - kept.freed_above)
-            return kept.by_recompute(
-                none - plain.saved, selective - lean.saved, np.where(self._x.recompute_layers > 0, later, made)
-            )
+                return kept.by_recompute(none, selective, np.where(whole, none, made))
+            none = none - plain.saved
+            made = np.where(whole, none, made - kept.checkpoint)
+            return kept.by_recompute(none, selective - lean.saved, made)
 
         return self._by_kind(of_kind)
 
@@ -121,10 +134,15 @@ class StageLayers:
 
         return self._by_kind(of_kind)
 
-    @cached_property
-    def behind_experts(self) -> Column:
-        """Alive as the experts' backward ends, less what the layer kept."""
+    def behind_experts(self, *, again: bool) -> Column:
+        """Alive as the experts' backward ends, less what the layer kept.
+
+        Args:
+            again: as for `behind`.
+        """
         kept, parts = self._kept, self._parts
         plain, lean = parts.backward("none", sparse=True), parts.backward("selective", sparse=True)
         none = plain.behind_experts
-        return kept.by_recompute(none - plain.saved, lean.behind_experts - lean.saved, none - kept.kept_by_top)
+        whole = kept.in_part & (not again)
+        full = none - np.where(whole, plain.saved, kept.checkpoint)
+        return kept.by_recompute(none - plain.saved, lean.behind_experts - lean.saved, full)

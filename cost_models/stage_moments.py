@@ -126,31 +126,35 @@ class StageMoments:
         whole = np.where(at.reduces & ~self.units.every & (at.earlier), self.states.gradient_bytes, 0)
         peak = self._layers.last(at, fetched=False)
 
-        def moment(name: str, window: Column, transient: Column) -> Moment:
+        def moment(name: str, gone: Column | float, top: Column | float, window: Column, transient: Column) -> Moment:
             return Moment(
                 name=name,
                 weights=at.weights - np.where(at.frees, self.units.computed(self.units.head), 0.0),
                 gradients=self.units.gradients(at.at) + new - np.where(self.units.units, whole * self.units.head, 0.0),
-                activations=kept.on_device(at.chunks, at.waiting, window=window),
+                activations=kept.on_device(at.chunks, at.waiting, gone, window, top),
                 transient=transient - kept.head + at.there,
             )
 
         offloads = self._x.activation_offload == 1
         fetched = self._layers.last(at, fetched=True) if np.any(offloads) else peak
         window = np.where(offloads, np.clip(per_stage - 1, 0, 1), 2.0)
-        found = [moment("last layer", window, np.where(offloads, fetched, peak))]
+        found = [moment("last layer", 0.0, 1.0, window, np.where(offloads, fetched, peak))]
         if np.any(offloads):
-            inner = np.where(offloads & ~at.reduces, peak, NEVER)
-            found.append(moment("inner layer", np.clip(per_stage - 1, 0, 2), inner))
+            inner = np.where(offloads & ~at.reduces, self._layers.below("", np.asarray(1.0)), NEVER)
+            found.append(moment("inner layer", 0.0, 1.0, np.clip(per_stage - 1, 0, 2), inner))
+        if np.any(kept.in_part):
+            again = np.where(kept.in_part & ~at.reduces, self._layers.behind("", fetched=False, again=True), NEVER)
+            found.append(moment("recomputed layer", kept.whole_layers, kept.whole_layers, kept.window, again))
         if np.any(kept.split):
+            first = self._layers.below("", per_stage - 1)
             # What waits for weight gradients has grown by all layers above the first.
-            grown = (per_stage - 1) * (kept.deferred - np.where(offloads, 0.0, kept.kept_per_layer))
+            grown = (per_stage - 1) * kept.deferred - np.where(offloads, 0.0, kept.from_top(per_stage - 1))
             # The head's gradient is made with those of inputs.
             made = np.where(self.units.units & ~at.earlier, self.units.head * float(self.states.gradient_bytes), 0.0)
             one = offloads & (per_stage < 2)
             grown = made + np.where(kept.split, grown, NEVER)
-            first = np.where(offloads, np.clip(per_stage - 1, 0, 1), 2)
-            found.append(moment("first layer", first, np.where(one, fetched, peak) + grown))
+            window = np.where(offloads, np.clip(per_stage - 1, 0, 1), 2)
+            found.append(moment("first layer", 0.0, per_stage - 1, window, np.where(one, fetched, first) + grown))
         return found
 
     @cached_property

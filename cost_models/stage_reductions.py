@@ -95,7 +95,7 @@ class StageReductions:
             np.where(there_ > 0, 0.0, NEVER) for there_ in (self._stage.has_head, self._stage.has_embedding)
         )
         two, three = (np.where(per_stage >= n, 0.0, NEVER) for n in (2, 3))
-        inner = self._layers.behind("layer", fetched=False)
+        second, first = (self._layers.below("layer", gone) for gone in (np.asarray(1.0), per_stage - 2))
         # All layers of the virtual stage but the first and another, which still gathers the first.
         most = head + (per_stage - 2) * layer, (per_stage - 2) * experts
         rest = states.dense_parameters - embedding, states.expert_parameters
@@ -117,8 +117,8 @@ class StageReductions:
                 window=np.clip(per_stage - 1, 0, 1),
                 now=layer,
             ),
-            moment("second last layer", head + layer, experts, 1.0, inner + two, window=np.clip(per_stage - 1, 0, 2)),
-            moment("second layer", *most, per_stage - 2, inner + three),
+            moment("second last layer", head + layer, experts, 1.0, second + two, window=np.clip(per_stage - 1, 0, 2)),
+            moment("second layer", *most, per_stage - 2, first + three),
             moment(
                 "end of embedding",
                 *rest,
@@ -133,16 +133,21 @@ class StageReductions:
         ]
         if np.any(self._x.vpp > 1):
             all_but = rest[0] - 2 * layer, rest[1] - 2 * experts
-            found.append(moment("second layer of the last", *all_but, per_stage - 2, inner + three, final=True))
+            found.append(moment("second layer of the last", *all_but, per_stage - 2, first + three, final=True))
+        if np.any(kept.in_part):
+            gone = kept.whole_layers
+            again = self._layers.behind("layer", fetched=False, again=True) + np.where(kept.in_part, 0.0, NEVER)
+            found.append(moment("recomputed layer", head + gone * layer, gone * experts, gone, again))
         if np.any(experts):
             last = experts / (3.0 if self._s.model.gated_mlp else 2.0)
-            behind = self._layers.behind_experts + ends(experts, last, self._u.shards(nothing, experts))
-            behind = behind + np.where(states.experts_turned, last * np.where(whole > 0, whole, made), 0.0)
-            behind = behind + np.where(self._u.third, self._u.computed(2 * layer), 0.0)
+            end = ends(experts, last, self._u.shards(nothing, experts))
+            end = end + np.where(states.experts_turned, last * np.where(whole > 0, whole, made), 0.0)
+            end = end + np.where(self._u.third, self._u.computed(2 * layer), 0.0)
+            behind, again = (self._layers.behind_experts(again=again) + end for again in (False, True))
             found.append(
                 moment("end of experts", head, nothing, 0.0, behind, window=np.clip(per_stage, 1, 2), now=experts)
             )
-            found.append(moment("end of second experts", *most, per_stage - 2, behind + three, now=experts))
+            found.append(moment("end of second experts", *most, per_stage - 2, again + three, now=experts))
         return found
 
     @cached_property
