@@ -227,8 +227,10 @@ class StageActivations:
 
     @cached_property
     def _round(self) -> Column:
-        """Backwards of one virtual stage before the next one's."""
-        return per_round(self._x.pp, self._x.accumulation)
+        """Backwards of one virtual stage before the next one's; those of a fold take turns after so many."""
+        x = self._x
+        folded = np.minimum(x.pp - self._rank, x.accumulation)
+        return np.where(x.schedule == ZB_V, folded, per_round(x.pp, x.accumulation))
 
     def alive(self, chunks: Column, waiting: Column) -> Column:
         """Activations of so many virtual stages, on the device or off it."""

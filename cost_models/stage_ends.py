@@ -46,7 +46,7 @@ class StageEnds:
         gathered = np.where(self._u.units & self._u.third, head, 0.0)
         # The norm's output, gathered, and the gradient of that, which is counted as kept once it is scattered.
         scratch = self.logits + kept.again + kept.full
-        there = np.where(self._stage.has_head > 0, 0.0, NEVER)
+        there = np.where((self._stage.has_head > 0) & self._runs_forward(at), 0.0, NEVER)
         return Moment(
             name="loss",
             weights=at.weights,
@@ -54,6 +54,10 @@ class StageEnds:
             activations=kept.on_device(at.chunks, at.waiting),
             transient=buffer + gathered + scratch + there + at.there,
         )
+
+    def _runs_forward(self, at: Pass) -> Column:
+        """Whether forwards run between this backward and the one before: GPipe runs all of them first."""
+        return np.asarray((self._x.schedule != GPIPE) | ~at.earlier)
 
     @cached_property
     def logits(self) -> Column:
@@ -96,7 +100,7 @@ class StageEnds:
         sparse = self._u.experts > 0
         # Each use gathers again under ZeRO-3; otherwise the first forward does, which is not a full pipeline's last.
         alone = (x.pp == 1) & ~at.earlier
-        gathers = self._u.units & (self._u.third | alone)
+        gathers = self._u.units & (self._u.third | alone) & self._runs_forward(at)
         there = np.where(gathers, at.there, NEVER)
         last = np.where(sparse, experts, layer)
         before = np.where(sparse, layer, np.where(kept.longest > 1, layer, 0.0))
@@ -136,7 +140,7 @@ class StageEnds:
         """ZeRO-3: the last layer's forward, its weights beside the buffer that they came in."""
         kept = self._kept
         weights = self._u.computed(self._u.layer + np.where(self._u.experts > 0, 2 * self._u.experts, self._u.layer))
-        there = np.where(self._u.third & self._u.units, at.there, NEVER)
+        there = np.where(self._u.third & self._u.units & self._runs_forward(at), at.there, NEVER)
         running = self._layers.running + weights
         return Moment(
             name="forward",

@@ -255,17 +255,24 @@ class StageReductions:
         """
         units, none = self._u, 0.0 * self._u.layer
         full = units.copied
+        last = units.experts / (3.0 if self._s.model.gated_mlp else 2.0)
+        # Cut along another axis each tensor is put together again, and the last one is there twice.
+        turned = np.where(self._states.experts_turned, full(last), 0.0)
+        layer = (units.layer, units.shards(units.layer, none), 0.0 * turned)
+        experts = (units.experts, units.shards(none, units.experts), turned)
+        embedding = (units.embedding, units.shards(units.embedding, none), 0.0 * turned)
         found = [(full(2 * units.head) - wide, none)]
-        gone, shards = none, none
-        for unit, shard in (
-            (units.embedding, units.shards(units.embedding, none)),
-            (units.layer, units.shards(units.layer, none)),
-            (units.experts, units.shards(none, units.experts)),
-        ):
-            alone = np.where(shard >= full(unit), shard, 0.0)  # a single rank divides its copy into another one
-            freed = np.where(units.third, 0.0, units.computed(gone + unit))
-            found.append((np.where(unit > 0, full(unit) - full(gone) + shards + alone, NEVER), freed))
-            gone, shards = gone + unit, shards + shard
+        # Virtual stages without the embedding, of several, have the head at the most.
+        others = np.where((self._x.vpp > 1) | (units.embedding == 0), 0.0, NEVER)
+        others = others - full(np.maximum(units.embedding - units.head, 0.0))
+        for sequence, start in (((embedding, layer, experts), none), ((layer, experts), others)):
+            gone, shards = none, none
+            for unit, shard, again in sequence:
+                alone = np.where(shard >= full(unit), shard, 0.0)  # a single rank divides its copy into another one
+                freed = np.where(units.third, 0.0, units.computed(gone + unit))
+                here = full(unit) - full(gone) + shards + alone + again + start
+                found.append((np.where(unit > 0, here, NEVER), freed))
+                gone, shards = gone + unit, shards + shard
         copy, most = found[0]
         for transient, freed in found[1:]:
             better = transient - freed > copy - most
