@@ -270,7 +270,8 @@ class _GroupedLinear(torch.autograd.Function):
                     torch.mm(part, w, out=into)
         shapes = [weight.shape for weight in weights]  # the matrices themselves may be gone later (ZeRO-3)
         if later is not None and later.deferring:
-            later.defer(lambda: _deliver_experts(later, parameters, shapes, gradients, x, rows))
+            held = x.detach()  # as in runtime.parallel.tensor
+            later.defer(lambda: _deliver_experts(later, parameters, shapes, gradients, held, rows))
             return dx, None, None, *(None for _ in weights)
         found = (_expert_gradients(g, x, shape, rows) for g, shape in zip(gradients, shapes, strict=True))
         return dx, None, None, *found

@@ -165,7 +165,8 @@ class _ColumnLinear(torch.autograd.Function):
         reduced = tp.reduce_later(dx)
         given: list[Tensor | None] = [None] * (2 * len(weights))
         if read is None:
-            tp.gradients.defer(lambda: _deliver_columns(tp, x, gradients, parameters, biases))
+            held = x.detach()  # a saved tensor knows the nodes behind it, down to the input of the stage
+            tp.gradients.defer(lambda: _deliver_columns(tp, held, gradients, parameters, biases))
         else:
             given = _gradients_of(gradients, read(), biases)
         return (reduced(), None, None, *given)
@@ -239,7 +240,8 @@ class _RowLinear(torch.autograd.Function):
         dx = whole @ weight
         bias_gradient = None if bias is None else g.sum(0)
         if tp.gradients is not None and tp.gradients.deferring:
-            tp.gradients.defer(lambda: tp.gradients.deliver(weight, weight_gradient(whole, x)))
+            held = x.detach()
+            tp.gradients.defer(lambda: tp.gradients.deliver(weight, weight_gradient(whole, held)))
             return dx, None, bias_gradient, None, None
         return dx, weight_gradient(whole, x), bias_gradient, None, None
 
