@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import json
 import random
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass, fields, replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from cost_models.calibration import calibration_of
 from cost_models.catalog import find_cluster, find_model
-from cost_models.layout import Layout
+from cost_models.layout import Layout, Layouts
 from cost_models.rules import first_violations
 from cost_models.setting import Setting
 from cost_models.stack import TITAN
@@ -89,8 +89,6 @@ class TrainerResult:
 
 
 def _setting(model: str, n_layers: int, n_devices: int, seq_len: int, batch: int, precision: str) -> Setting:
-    from dataclasses import replace
-
     spec = find_model(model)
     cluster = find_cluster(CLUSTER)
     return Setting(
@@ -141,9 +139,17 @@ def _draw(setting: Setting, chance: random.Random) -> Layout:
         (drawn,) = chance.choices(rows, weights)
         place = chance.choice(np.flatnonzero(drawn.schedule == schedule).tolist())
         block = drawn.keep(np.array([place])).block()
-        one = block.take(np.array([chance.randrange(block.size)]))
-        if (np.asarray(first_violations(setting, one)).reshape(-1) < 0).all():
-            return one.one(0)
+        layout = _in_part(setting, block.take(np.array([chance.randrange(block.size)])).one(0), chance)
+        if (np.asarray(first_violations(setting, Layouts.of([layout]))).reshape(-1) < 0).all():
+            return layout
+
+
+def _in_part(setting: Setting, layout: Layout, chance: random.Random) -> Layout:
+    """Of half of those that recompute all layers some number of them, as a search does at its end."""
+    layers = setting.model.n_layers // (layout.pp * layout.vpp)
+    if layout.recompute != "full" or layers < 2 or chance.random() < 0.5:
+        return layout
+    return replace(layout, recompute_layers=chance.randint(1, layers - 1))
 
 
 def run_case(case: TrainerCase) -> TrainerResult:

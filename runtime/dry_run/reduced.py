@@ -6,6 +6,7 @@ module, layers counted from both ends of their virtual stage. The fullest of tho
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
@@ -15,17 +16,17 @@ from .run import dry_run
 from .shortened import enough_micro_batches, with_micro_batches
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
-
     from cost_models.layout import Layout
     from runtime.config_values import TrainConfig
 
     from .values import DryRun
 
-SHALLOW = (4, 5)
-"""Layers of a virtual stage in the two runs: two at each end of it are told apart."""
+SHALLOW = 4
+"""Layers of a virtual stage in the first run, or of each part of it: two at each end are told apart."""
 _ENDS = 2
 _FP32_BYTES = 4
+
+_Highs = dict[tuple[str, str], Mapping[str, int]]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -46,29 +47,29 @@ class ReducedRun:
     seconds: float
 
 
-def reduced_dry_run(config: TrainConfig, rank: int = 0, shallow: tuple[int, int] = SHALLOW) -> ReducedRun:
+def reduced_dry_run(config: TrainConfig, rank: int = 0) -> ReducedRun:
     """The peak that `dry_run` finds, from runs of fewer layers and micro batches where that is less work.
 
     Raises:
         TitanPlanError: as `dry_run`.
     """
-    whole = _depth(config)
-    long = enough_micro_batches(config.layout)
-    if whole <= shallow[1] or _uneven(config):
-        run = dry_run(with_micro_batches(config, long), rank)
-        depths: tuple[int, ...] = (whole,)
-        highs, seconds = _highs(run, config.layout, config.model.n_layers), run.seconds
+    whole, few = _parts_of(config), enough_micro_batches(config.layout)
+    short = with_micro_batches(config, few)
+    base = tuple(min(layers, SHALLOW) for layers in whole)
+    deeper = [_one_deeper(base, place) for place, layers in enumerate(whole) if layers > SHALLOW]
+    if _uneven(config) or sum(map(sum, (base, *deeper))) >= sum(whole):
+        highs, seconds = _run(short, rank)
+        depths: tuple[int, ...] = (sum(whole),)
     else:
-        first, second = (_of_depth(config, depth) for depth in shallow)
-        runs = [dry_run(with_micro_batches(each, long), rank) for each in (first, second)]
-        pair = [
-            _highs(run, config.layout, each.model.n_layers) for run, each in zip(runs, (first, second), strict=True)
-        ]
-        highs = _continued(*pair, steps=shallow[1] - shallow[0], left=whole - shallow[1])
-        depths, seconds = shallow, sum(run.seconds for run in runs)
+        first, seconds = _run(_of_parts(short, base), rank)
+        highs, depths = first, tuple(sum(parts) for parts in (base, *deeper))
+        for parts in deeper:
+            second, more = _run(_of_parts(short, parts), rank)
+            left = sum(w - b for w, b, p in zip(whole, base, parts, strict=True) if p != b)
+            highs, seconds = _continued(highs, first, second, left), seconds + more
     key = max(highs, key=lambda k: sum(highs[k].values()))
     memory = dict(highs[key])
-    left = config.layout.accumulation - long
+    left = config.layout.accumulation - few
     memory["buffers"] += left * _tokens(config)
     memory["activations"] += left * _loss(config, rank)
     return ReducedRun(
@@ -81,61 +82,70 @@ def reduced_dry_run(config: TrainConfig, rank: int = 0, shallow: tuple[int, int]
     )
 
 
+def _run(config: TrainConfig, rank: int) -> tuple[_Highs, float]:
+    run = dry_run(config, rank)
+    return _highs(run, config.layout, config.model.n_layers), run.seconds
+
+
 def _uneven(config: TrainConfig) -> bool:
     """Whether layers of a virtual stage differ, so that more than their number grows."""
-    mixed = config.model.moe is not None and config.model.dense_layers > 0
-    return mixed or config.layout.recompute_layers > 0
+    return config.model.moe is not None and config.model.dense_layers > 0
 
 
-def _depth(config: TrainConfig) -> int:
-    """Layers of a virtual stage that is not short."""
+def _parts_of(config: TrainConfig) -> tuple[int, ...]:
+    """Layers of a virtual stage that is not short: all, or those that are recomputed and those that are not."""
     x = config.layout
-    return (config.model.n_layers + x.short_first + x.short_last) // (x.pp * x.vpp)
+    depth = (config.model.n_layers + x.short_first + x.short_last) // (x.pp * x.vpp)
+    return (x.recompute_layers, depth - x.recompute_layers) if x.recompute_layers else (depth,)
 
 
-def _of_depth(config: TrainConfig, depth: int) -> TrainConfig:
+def _one_deeper(parts: tuple[int, ...], place: int) -> tuple[int, ...]:
+    return (*parts[:place], parts[place] + 1, *parts[place + 1 :])
+
+
+def _of_parts(config: TrainConfig, parts: tuple[int, ...]) -> TrainConfig:
     x = config.layout
-    n_layers = depth * x.pp * x.vpp - x.short_first - x.short_last
-    return replace(config, model=replace(config.model, n_layers=n_layers))
+    n_layers = sum(parts) * x.pp * x.vpp - x.short_first - x.short_last
+    layout = replace(x, recompute_layers=parts[0] if len(parts) > 1 else 0)
+    return replace(config, model=replace(config.model, n_layers=n_layers), layout=layout)
 
 
-def _highs(run: DryRun, layout: Layout, n_layers: int) -> dict[tuple[str, str], Mapping[str, int]]:
+def _highs(run: DryRun, layout: Layout, n_layers: int) -> _Highs:
     """The fullest point of each pass and module, layers told by their place in their virtual stage."""
-    found: dict[tuple[str, str], Mapping[str, int]] = {}
+    found: _Highs = {}
     starts = [0]
     for layers in layout.stage_layers(n_layers):
         starts.append(starts[-1] + layers)
     for (pass_, module), memory in run.highs.items():
-        key = pass_, _placed(module, starts)
+        key = pass_, _placed(module, starts, layout.recompute_layers)
         if sum(memory.values()) > sum(found.get(key, {}).values()):
             found[key] = memory
     return found
 
 
-def _placed(module: str, starts: list[int]) -> str:
+def _placed(module: str, starts: list[int], recomputed: int) -> str:
     parts = module.split(".")
     if parts[0] != "layers" or len(parts) < 2:
         return module
     index = int(parts[1])
     stage = next(i for i in range(len(starts) - 1) if starts[i] <= index < starts[i + 1])
-    from_first, from_last = index - starts[stage], starts[stage + 1] - 1 - index
+    start, stop, of = starts[stage], starts[stage + 1], ""
+    if recomputed:
+        again = index < start + recomputed
+        start, stop = (start, min(start + recomputed, stop)) if again else (start + recomputed, stop)
+        of = " of the recomputed" if again else " of the kept"
+    from_first, from_last = index - start, stop - 1 - index
     place = f"{from_first} from first" if from_first < _ENDS else f"{from_last} from last"
     place = place if min(from_first, from_last) < _ENDS else "inner"
-    return ".".join([f"stage {stage} layer {place}", *parts[2:]])
+    return ".".join([f"stage {stage} layer {place}{of}", *parts[2:]])
 
 
-def _continued(
-    first: dict[tuple[str, str], Mapping[str, int]],
-    second: dict[tuple[str, str], Mapping[str, int]],
-    *,
-    steps: int,
-    left: int,
-) -> dict[tuple[str, str], Mapping[str, int]]:
-    """Each point of both runs, so many layers beyond the second."""
+def _continued(highs: _Highs, first: _Highs, second: _Highs, left: int) -> _Highs:
+    """Each point, so many layers beyond the first run of two that are one layer apart."""
     return {
-        key: {name: high + (high - first[key][name]) * left // steps for name, high in second[key].items()}
-        for key in second
-        if key in first
+        key: {name: n_bytes + (second[key][name] - first[key][name]) * left for name, n_bytes in high.items()}
+        for key, high in highs.items()
+        if key in second
     }
 
 

@@ -27,6 +27,27 @@ LAYOUTS = {
     "interleaved": (DEEP, Layout(pp=2, vpp=2, schedule="interleaved", accumulation=4)),
     "zero-bubble": (DENSE, Layout(pp=2, schedule="zero-bubble", accumulation=4)),
     "a fold": (DEEP, Layout(pp=2, vpp=2, schedule="zb-v", accumulation=4)),
+    "some layers recomputed": (model_of(n_layers=32), Layout(dp=2, recompute="full", recompute_layers=18)),
+    "some recomputed, offloaded": (
+        model_of(n_layers=56),
+        Layout(
+            pp=2,
+            schedule="1f1b",
+            dp=2,
+            dp_shard=2,
+            zero=3,
+            accumulation=3,
+            recompute="full",
+            recompute_layers=12,
+            activation_offload=True,
+        ),
+    ),
+    "few kept, reduced each time": (
+        model_of(n_layers=24),
+        Layout(
+            dp=4, dp_shard=4, zero=2, accumulation=2, recompute="full", recompute_layers=21, reduce_gradients="every"
+        ),
+    ),
     "experts": (replace(MODELS["moe"], n_layers=14), Layout(dp=2, dp_shard=2, zero=3, ep=2, accumulation=2)),
 }
 
@@ -42,7 +63,7 @@ def test_the_line_through_two_depths_meets_the_third(model: ModelSpec, layout: L
     config = config_of(model, layout)
     for rank in sorted({0, layout.devices - 1}):
         told, whole = reduced_dry_run(config, rank), dry_run(config, rank)
-        assert told.layers == (4, 5)
+        assert sum(told.layers) < model.n_layers
         assert told.peak_bytes == whole.peak_bytes
         assert told.memory_bytes == dict(whole.memory_bytes)
 
