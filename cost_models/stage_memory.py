@@ -47,8 +47,8 @@ class StageMemory:
 
     @cached_property
     def update_bytes(self) -> Column:
-        """Beside what lasts, during the optimizer's step."""
-        return self._moments.update.n_bytes
+        """Beside what lasts, during the optimizer's step, when nothing is under way between stages any more."""
+        return self._moments.update.n_bytes - self.pipeline_buffers
 
     @cached_property
     def highest(self) -> Column:
@@ -63,8 +63,9 @@ class StageMemory:
     def categories(self) -> dict[str, Column]:
         """The same bytes by category."""
         states = self.states
-        totals = np.broadcast_arrays(*(moment.n_bytes for moment in self.moments))
+        totals = np.broadcast_arrays(*(moment.n_bytes for moment in self._moments.before_update), self.update_bytes)
         which = first_with(reduce(np.maximum, totals), totals)
+        updates = which == len(totals) - 1
 
         def at(name: str) -> Column:
             found = np.zeros(which.shape)
@@ -79,7 +80,7 @@ class StageMemory:
             "optimizer": states.optimizer,
             "activations": at("activations"),
             "transient": at("transient") + self.kept.inputs,
-            "pipeline_buffers": self.pipeline_buffers,
+            "pipeline_buffers": np.where(updates, 0.0, self.pipeline_buffers),
         }
 
     @cached_property

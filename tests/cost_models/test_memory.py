@@ -393,7 +393,7 @@ def _states(setting: Setting, layouts: Layouts) -> dict[str, np.ndarray]:
     states = stage.states
     found = {
         "weights": states.lasting_weights,
-        "gradients": states.lasting_gradients + stage.update_bytes - states.swap_slices,
+        "gradients": states.lasting_gradients + stage.update_bytes + stage.pipeline_buffers - states.swap_slices,
         "main_weights": states.main_weights,
         "optimizer": states.optimizer,
     }
