@@ -80,13 +80,15 @@ class StageEnds:
         """The final norm's backward."""
         kept = self._kept
         there = np.where(self._stage.has_head > 0, 0.0, NEVER)
+        # The head's weights stay from forward to backward; GPipe's later backwards gather them again.
+        copies = np.where(self._runs_forward(at), 1.0, 2.0)
         return Moment(
             name="final norm",
             weights=at.weights,
             gradients=self._u.gradients(at.at),
             activations=kept.on_device(at.chunks, at.waiting),
             transient=self.head_norm_scratch
-            + np.where(self._u.units & self._u.third, self._u.computed(self._u.head), 0.0)
+            + np.where(self._u.units & self._u.third, copies * self._u.computed(self._u.head), 0.0)
             + there
             + at.there,
         )

@@ -151,6 +151,7 @@ class StageMoments:
             grown = (per_stage - 1) * kept.deferred - np.where(offloads, 0.0, kept.from_top(per_stage - 1))
             # The head's gradient is made with those of inputs.
             made = np.where(self.units.units & ~at.earlier, self.units.head * float(self.states.gradient_bytes), 0.0)
+            made = made - np.where(made > 0, self.units.pending_head, 0.0)
             one = offloads & (per_stage < 2)
             grown = made + np.where(kept.split, grown, NEVER)
             window = np.where(offloads, np.clip(per_stage - 1, 0, 1), 2)

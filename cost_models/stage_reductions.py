@@ -184,6 +184,7 @@ class StageReductions:
         experts = states.expert_parameters / x.vpp
         ends = np.maximum(self._u.head, self._u.embedding)
         whole = (dense + experts + ends) * float(states.gradient_bytes)
+        whole = np.maximum(whole - self._u.pending_head, 0.0)
         # Gradients of a virtual stage in the precision of the model become full ones, or are added to these. In full
         # precision each is added at once.
         alike = self._s.workload.numbers.main_weight_bytes == 0

@@ -169,7 +169,14 @@ class StageUnits:
             + head
             + self.embedding * (at.gradients + at.reduced >= 1) * (at.gradients > 0) * dense_bytes
             + reduced
+            + self.pending_head
         )
+
+    @cached_property
+    def pending_head(self) -> Column:
+        """The head's whole gradient, made with those of inputs, where it waits for the others of its micro batch."""
+        waits = self.units & self.every & (self.kept.waiting > 0)
+        return np.where(waits, self.head * float(self.states.gradient_bytes), 0.0)
 
     @cached_property
     def reduced(self) -> Column:
