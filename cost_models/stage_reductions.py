@@ -231,6 +231,10 @@ class StageReductions:
             moment("end of virtual stage", before, start, wide + copy + np.where(alone, 0.0, NEVER), freed),
             moment("end of another", kept.over, later, grown * alone + copy + many, freed),
         ]
+        if np.any(x.vpp > 1):
+            over, rest = np.where(x.vpp > 1, 0.0, NEVER), behind(0.0 * chunks, 0.0 * chunks)
+            final = grown * alone + copy + over
+            found.append(moment("end of the last", kept.final, rest, final, freed, self._u.gathered_of_last))
         if np.any(self._u.every & (x.vpp > 1)):
             first, only = kept.before_all(kept.over), np.where(self._u.every & (x.vpp > 1), many, NEVER)
             found += [
@@ -259,19 +263,21 @@ class StageReductions:
         last = units.experts / (3.0 if self._s.model.gated_mlp else 2.0)
         # Cut along another axis each tensor is put together again, and the last one is there twice.
         turned = np.where(self._states.experts_turned, full(last), 0.0)
-        layer = (units.layer, units.shards(units.layer, none), 0.0 * turned)
-        experts = (units.experts, units.shards(none, units.experts), turned)
-        embedding = (units.embedding, units.shards(units.embedding, none), 0.0 * turned)
+        # Of the gradients that the copy was made of the last one lies beside what the copy is reduced to.
+        layer = (units.layer, units.shards(units.layer, none), self._states.last_tensor, 0.0 * turned)
+        experts = (units.experts, units.shards(none, units.experts), last, turned)
+        embedding = (units.embedding, units.shards(units.embedding, none), units.embedding, 0.0 * turned)
         found = [(full(2 * units.head) - wide, none)]
         # Virtual stages without the embedding, of several, have the head at the most.
         others = np.where((self._x.vpp > 1) | (units.embedding == 0), 0.0, NEVER)
         others = others - full(np.maximum(units.embedding - units.head, 0.0))
         for sequence, start in (((embedding, layer, experts), none), ((layer, experts), others)):
             gone, shards = none, none
-            for unit, shard, again in sequence:
+            for unit, shard, last, again in sequence:
                 alone = np.where(shard >= full(unit), shard, 0.0)  # a single rank divides its copy into another one
+                into = np.maximum(alone, shard - full(np.maximum(unit - last, 0.0)))
                 freed = np.where(units.third, 0.0, units.computed(gone + unit))
-                here = full(unit) - full(gone) + shards + alone + again + start
+                here = full(unit) - full(gone) + shards + np.maximum(into, 0.0) + again + start
                 found.append((np.where(unit > 0, here, NEVER), freed))
                 gone, shards = gone + unit, shards + shard
         copy, most = found[0]
