@@ -131,7 +131,8 @@ class StageBounds:
         sharded = states.sharded_parameters * float(FP32_BYTES)
         gradients = np.where((x.accumulation > 1) & ~self._every, np.maximum(whole, sharded), sharded)
         alone = np.where(states.lasting_gradients == 0, whole, 0.0)
-        return np.where(self._units, gradients, alone) + self._moments.units.gathered
+        whole = np.where(self._units, gradients + self._moments.units.pending_head, alone)
+        return whole + self._moments.units.gathered
 
     @cached_property
     def _most_transient(self) -> Column:

@@ -139,15 +139,14 @@ class StageEnds:
         return kept.own + kept.again + np.where(self._x.tp > 1, kept.full, 0.0) + self._u.computed(self._u.embedding)
 
     def forward(self, at: Pass) -> Moment:
-        """ZeRO-3: the last layer's forward, its weights beside the buffer that they came in."""
-        kept = self._kept
-        weights = self._u.computed(self._u.layer + np.where(self._u.experts > 0, 2 * self._u.experts, self._u.layer))
-        there = np.where(self._u.third & self._u.units & self._runs_forward(at), at.there, NEVER)
-        running = self._layers.running + weights
+        """The last layer's forward; under ZeRO-3 with its weights beside the buffer that they came in."""
+        gathers = self._u.third & self._u.units
+        elements = self._u.layer + np.where(self._u.experts > 0, 2 * self._u.experts, self._u.layer)
+        weights = np.where(gathers, self._u.computed(elements), 0.0)
         return Moment(
             name="forward",
-            weights=0.0 * weights,
+            weights=np.where(gathers, 0.0, at.weights),
             gradients=self._u.gradients(at.at),
-            activations=kept.on_device(at.chunks, at.waiting),
-            transient=running + there,
+            activations=self._kept.on_device(at.chunks, at.waiting),
+            transient=self._layers.running + weights + np.where(self._runs_forward(at), at.there, NEVER),
         )

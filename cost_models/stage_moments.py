@@ -58,7 +58,8 @@ class StageMoments:
             found += self._last_layer(each)
             if self._s.stack.fsdp and np.any(self.units.units):
                 found += self._reductions.of_pass(each) if np.any(each.reduces) else []
-                found += [*self.ends.gathering(each), self.ends.forward(each)] if third else []
+                found += self.ends.gathering(each) if third else []
+            found.append(self.ends.forward(each))
         if self._s.stack.fsdp and np.any(self.units.units & (self._x.pp == 1)):
             first = InFlight(self.kept.chunks, 0.0 * self.kept.share, np.asarray(False), 0.0 * self.kept.share)
             no = np.asarray(False)
@@ -139,11 +140,12 @@ class StageMoments:
         fetched = self._layers.last(at, fetched=True) if np.any(offloads) else peak
         window = np.where(offloads, np.clip(per_stage - 1, 0, 1), 2.0)
         found = [moment("last layer", 0.0, 1.0, window, np.where(offloads, fetched, peak))]
+        through = ~(at.reduces & self.units.units)  # else StageReductions has the layers below, with units between
         if np.any(offloads):
-            inner = np.where(offloads & ~at.reduces, self._layers.below("", np.asarray(1.0)), NEVER)
+            inner = np.where(offloads & through, self._layers.below("", np.asarray(1.0)), NEVER)
             found.append(moment("inner layer", 0.0, 1.0, np.clip(per_stage - 1, 0, 2), inner))
         if np.any(kept.in_part):
-            again = np.where(kept.in_part & ~at.reduces, self._layers.behind("", fetched=False, again=True), NEVER)
+            again = np.where(kept.in_part & through, self._layers.behind("", fetched=False, again=True), NEVER)
             found.append(moment("recomputed layer", kept.whole_layers, kept.whole_layers, kept.window, again))
         if np.any(kept.split):
             first = self._layers.below("", per_stage - 1)
