@@ -54,7 +54,7 @@ class StageMoments:
         found: list[Moment] = []
         has_head, third = np.any(self._stage.has_head), np.any(self.units.third)
         for each in self._passes():
-            found += [self.ends.loss(each), self.ends.head_norm(each)] if has_head else []
+            found += [self.ends.loss(each), self.ends.head_norm(each)] if has_head and each.of_head else []
             found += self._last_layer(each)
             if self._s.stack.fsdp and np.any(self.units.units):
                 found += self._reductions.of_pass(each) if np.any(each.reduces) else []

@@ -184,7 +184,9 @@ class StageReductions:
         experts = states.expert_parameters / x.vpp
         ends = np.maximum(self._u.head, self._u.embedding)
         whole = (dense + experts + ends) * float(states.gradient_bytes)
-        whole = np.maximum(whole - self._u.pending_head, 0.0)
+        # Of a single virtual stage the head's gradient waits all the time; of several, this may be another one.
+        waits = np.where(x.vpp == 1, self._u.pending_head, 0.0)
+        whole = np.maximum(whole - waits, 0.0)
         # Gradients of a virtual stage in the precision of the model become full ones, or are added to these. In full
         # precision each is added at once.
         alike = self._s.workload.numbers.main_weight_bytes == 0
@@ -205,7 +207,7 @@ class StageReductions:
             return Moment(
                 name=name,
                 weights=there_are - np.where(self._u.gathered > 0, gone, 0.0),
-                gradients=self._u.gradients(at),
+                gradients=self._u.settled(at) + waits,
                 activations=activations,
                 transient=transient + there,
             )

@@ -54,6 +54,7 @@ class Pass:
         reduces: gradients are reduced as units end.
         frees: gathered weights are freed as units end.
         there: 0 where the step has such a pass, minus infinity elsewhere.
+        of_head: whether it can be one of the virtual stage with the head.
         weights: gathered for the step.
     """
 
@@ -63,6 +64,7 @@ class Pass:
     reduces: Column
     frees: Column
     there: Column
+    of_head: bool = True
 
     @property
     def chunks(self) -> Column:
@@ -150,6 +152,12 @@ class StageUnits:
         return dense, experts
 
     def gradients(self, at: InFlight) -> Column:
+        """Accumulated and reduced ones, and a head's that waits while it is the turn of its virtual stage."""
+        between = (self._x.vpp > 1) & (at.gradients > 0) & (at.gradients < 1)
+        found = self.settled(at)
+        return found + np.where(between, 0.0, self.pending_head) if np.any(self.pending_head) else found
+
+    def settled(self, at: InFlight) -> Column:
         """Accumulated and reduced ones."""
         if id(at) not in self._of_passes:
             self._of_passes[id(at)] = at, self._gradients(at)  # kept alive, so that its number stays its own
@@ -169,7 +177,6 @@ class StageUnits:
             + head
             + self.embedding * (at.gradients + at.reduced >= 1) * (at.gradients > 0) * dense_bytes
             + reduced
-            + self.pending_head
         )
 
     @cached_property
