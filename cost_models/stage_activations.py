@@ -11,7 +11,7 @@ import numpy as np
 from cost_models.layout import RECOMPUTES
 from cost_models.operators import saved_bytes
 from cost_models.pipeline_chunks import gathered_chunks, live_chunks, per_round, waiting_chunks
-from cost_models.schedules import GPIPE, ZB_V, ZERO_BUBBLE
+from cost_models.schedules import GPIPE, ONE_F_ONE_B, ZB_V, ZERO_BUBBLE
 from cost_models.stage_states import EVERY
 
 if TYPE_CHECKING:
@@ -143,6 +143,16 @@ class StageActivations:
     def waiting(self) -> Column:
         """Virtual stages that wait for weight gradients all the time."""
         return np.where(self._x.schedule == ZERO_BUBBLE, self.late[1], 0)
+
+    @cached_property
+    def sends_of_stage(self) -> Column:
+        """Bytes that a virtual stage has under way: the last send of 1F1B, otherwise the last two."""
+        sends = np.where(self._x.schedule == ONE_F_ONE_B, 1, np.minimum(self._x.accumulation, 2))
+        return np.where(self._x.pp > 1, sends * self.own, 0.0)
+
+    def unsent(self, at: InFlight) -> Column:
+        """The last virtual stage sends gradients alone, none before its first backward."""
+        return np.where(at.earlier, 0.0, self._stage.has_head * self.sends_of_stage)
 
     @property
     def _total(self) -> Column:

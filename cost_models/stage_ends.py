@@ -147,6 +147,6 @@ class StageEnds:
             name="forward",
             weights=np.where(gathers, 0.0, at.weights),
             gradients=self._u.gradients(at.at),
-            activations=self._kept.on_device(at.chunks, at.waiting),
+            activations=self._kept.on_device(at.chunks, at.waiting) - self._kept.head,
             transient=self._layers.running + weights + np.where(self._runs_forward(at), at.there, NEVER),
         )

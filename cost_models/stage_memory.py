@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from cost_models.schedules import ONE_F_ONE_B
-from cost_models.stage_activations import StageActivations, boundary_bytes
+from cost_models.stage_activations import StageActivations
 from cost_models.stage_bounds import StageBounds
 from cost_models.stage_moments import StageMoments
 from cost_models.stage_states import StageStates
@@ -80,7 +80,7 @@ class StageMemory:
             "optimizer": states.optimizer,
             "activations": at("activations"),
             "transient": at("transient") + self.kept.inputs,
-            "pipeline_buffers": np.where(updates, 0.0, self.pipeline_buffers),
+            "pipeline_buffers": np.where(updates, 0.0, self.pipeline_buffers - at("unsent")),
         }
 
     @cached_property
@@ -97,10 +97,8 @@ class StageMemory:
 
     @cached_property
     def pipeline_buffers(self) -> Column:
-        """Sends under way: the last one of 1F1B, otherwise the last two of each virtual stage."""
-        x = self._x
-        sends = np.where(x.schedule == ONE_F_ONE_B, 1, x.vpp * np.minimum(x.accumulation, 2))
-        return np.where(x.pp > 1, sends * boundary_bytes(self._s, x), 0.0)
+        """Sends under way once all virtual stages have sent."""
+        return np.where(self._x.schedule == ONE_F_ONE_B, 1, self._x.vpp) * self.kept.sends_of_stage
 
 
 def first_with(value: Column, options: Sequence[Column]) -> Column:

@@ -7,6 +7,7 @@ reduced; a later micro batch all accumulated gradients; an early layer's backwar
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import cached_property
 from typing import TYPE_CHECKING
 
@@ -54,13 +55,16 @@ class StageMoments:
         found: list[Moment] = []
         has_head, third = np.any(self._stage.has_head), np.any(self.units.third)
         for each in self._passes():
-            found += [self.ends.loss(each), self.ends.head_norm(each)] if has_head and each.of_head else []
-            found += self._last_layer(each)
+            of_pass = self._last_layer(each)
+            of_pass += [self.ends.loss(each), self.ends.head_norm(each)] if has_head and each.of_head else []
             if self._s.stack.fsdp and np.any(self.units.units):
-                found += self._reductions.of_pass(each) if np.any(each.reduces) else []
-                found += self.ends.gathering(each) if third else []
-            found.append(self.ends.forward(each))
-        if self._s.stack.fsdp and np.any(self.units.units & (self._x.pp == 1)):
+                of_pass += self._reductions.of_pass(each) if np.any(each.reduces) else []
+                of_pass += self.ends.gathering(each) if third else []
+            of_pass.append(self.ends.forward(each))
+            unsent = self.kept.unsent(each.at)
+            found += [replace(moment, unsent=unsent) for moment in of_pass] if np.any(unsent) else of_pass
+        alone = self._s.stack.fsdp & self.units.units & (self._x.pp == 1)
+        if np.any(alone):
             first = InFlight(self.kept.chunks, 0.0 * self.kept.share, np.asarray(False), 0.0 * self.kept.share)
             no = np.asarray(False)
             at = Pass(
@@ -69,7 +73,7 @@ class StageMoments:
                 weights=self.units.gathered,
                 reduces=no,
                 frees=no,
-                there=np.asarray(0.0),
+                there=np.where(alone, 0.0, NEVER),
             )
             found += [self.ends.loss(at), *self.ends.gathering(at)]
         if self._s.stack.fsdp:
@@ -108,14 +112,12 @@ class StageMoments:
                 yield pass_(kept.risen, reduces, no, np.where(kept.risen.chunks > 0, 0.0, NEVER))
             there = np.where(x.vpp > 1, 0.0, NEVER)
             yield pass_(kept.final, ~split, frees, there, weights=self.units.gathered_of_last)
-        if np.any(kept.split & self.units.every):
+        frees_weights = kept.split & self.units.every & (x.vpp > 1)
+        if np.any(frees_weights):
             # All weights are there until the virtual stage whose turn is last has gradients too.
-            yield pass_(
-                kept.before_all(kept.fullest),
-                no,
-                no,
-                np.where(kept.split & self.units.every & (x.vpp > 1), many, NEVER),
-            )
+            first = np.where(frees_weights, many, NEVER)
+            yield pass_(replace(kept.fullest, gradients=0.0 * kept.share), no, no, first)
+            yield replace(pass_(kept.before_all(kept.fullest), no, no, first), of_head=False)
         if np.any(kept.late[1] > kept.waiting):
             there = np.where(kept.late[1] > kept.waiting, 0.0, NEVER)
             yield pass_(kept.latest, no, no, there, kept.late[1], self.units.gathered)

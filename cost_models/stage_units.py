@@ -30,6 +30,7 @@ class Moment:
     Attributes:
         weights: gathered for the step. gradients: accumulated or reduced ones. activations: on the device.
         transient: all else.
+        unsent: of what a pipeline rank has under way later in the step, what it has not sent yet.
     """
 
     name: str
@@ -37,11 +38,12 @@ class Moment:
     gradients: Column
     activations: Column
     transient: Column
+    unsent: Column | float = 0.0
 
     @property
     def n_bytes(self) -> Column:
         """All of them."""
-        return self.activations + self.transient + (self.weights + self.gradients)
+        return self.activations + self.transient + (self.weights + self.gradients) - self.unsent
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
