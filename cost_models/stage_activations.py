@@ -27,9 +27,11 @@ _FP32, _INT64 = 4, 8
 OFFLOAD_WINDOW = 2.0
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class InFlight:
     """Virtual stages whose activations are alive as a backward begins, and the share of gradients that is there.
+
+    One is equal to itself alone, so that what was formed for it can be kept by it.
 
     Attributes:
         chunks: virtual stages in flight.

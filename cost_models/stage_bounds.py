@@ -11,27 +11,22 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from cost_models.stage_states import EVERY, FP32_BYTES
+from cost_models.stage_states import FP32_BYTES
 
 if TYPE_CHECKING:
     from cost_models.layer_backward import LayerBackward
-    from cost_models.layout import Column, Layouts
-    from cost_models.parameters import Stage
-    from cost_models.setting import Setting
+    from cost_models.layout import Column
     from cost_models.stage_moments import StageMoments
-    from cost_models.stage_parts import ModelParts
 
 
 class StageBounds:
     """Bounds of one rank's fullest moment, beside what lives through the whole step."""
 
-    def __init__(
-        self, setting: Setting, layouts: Layouts, parts: ModelParts, stage: Stage, moments: StageMoments
-    ) -> None:
-        self._s, self._x, self._parts, self._stage, self._moments = setting, layouts, parts, stage, moments
-        self._states, self._kept = moments.states, moments.kept
-        self._units = (layouts.zero > 0) & setting.stack.fsdp
-        self._every = layouts.reduce_gradients == EVERY
+    def __init__(self, moments: StageMoments) -> None:
+        rank, self._moments = moments.rank, moments
+        self._s, self._x, self._parts, self._stage = rank.setting, rank.layouts, rank.parts, rank.stage
+        self._states, self._kept = rank.states, rank.kept
+        self._units, self._every = moments.units.units, moments.units.every
 
     @cached_property
     def least(self) -> Column:

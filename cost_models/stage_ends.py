@@ -13,29 +13,18 @@ from cost_models.stage_states import FP32_BYTES
 from cost_models.stage_units import NEVER, Moment
 
 if TYPE_CHECKING:
-    from cost_models.layout import Column, Layouts
-    from cost_models.parameters import Stage
-    from cost_models.setting import Setting
+    from cost_models.layout import Column
     from cost_models.stage_layers import StageLayers
-    from cost_models.stage_parts import ModelParts
     from cost_models.stage_units import Pass, StageUnits
 
 
 class StageEnds:
     """Loss, final norm, look-up, and FSDP's gathers."""
 
-    def __init__(
-        self,
-        setting: Setting,
-        layouts: Layouts,
-        parts: ModelParts,
-        stage: Stage,
-        units: StageUnits,
-        layers: StageLayers,
-    ) -> None:
-        self._s, self._x, self._parts, self._stage, self._u = setting, layouts, parts, stage, units
-        self._states, self._kept = units.states, units.kept
-        self._layers = layers
+    def __init__(self, units: StageUnits, layers: StageLayers) -> None:
+        rank, self._u, self._layers = units.rank, units, layers
+        self._s, self._x, self._parts, self._stage = rank.setting, rank.layouts, rank.parts, rank.stage
+        self._states, self._kept = rank.states, rank.kept
 
     def loss(self, at: Pass) -> Moment:
         """The loss of a chunk of tokens."""

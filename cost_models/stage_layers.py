@@ -13,19 +13,17 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from cost_models.layer_backward import LayerBackward
-    from cost_models.layout import Column, Layouts
-    from cost_models.parameters import Stage
-    from cost_models.setting import Setting
-    from cost_models.stage_parts import ModelParts
+    from cost_models.layout import Column
     from cost_models.stage_units import Pass, StageUnits
 
 
 class StageLayers:
     """The last layer of a stage stands for all."""
 
-    def __init__(self, setting: Setting, layouts: Layouts, parts: ModelParts, stage: Stage, units: StageUnits) -> None:
-        self._s, self._x, self._parts, self._stage, self._u = setting, layouts, parts, stage, units
-        self._states, self._kept = units.states, units.kept
+    def __init__(self, units: StageUnits) -> None:
+        rank, self._u = units.rank, units
+        self._s, self._x, self._parts, self._stage = rank.setting, rank.layouts, rank.parts, rank.stage
+        self._states, self._kept = rank.states, rank.kept
         self._peaks: dict[tuple[str, bool, bool], Column] = {}
 
     def last(self, at: Pass, *, fetched: bool) -> Column:

@@ -12,6 +12,7 @@ from cost_models.stage_activations import StageActivations
 from cost_models.stage_bounds import StageBounds
 from cost_models.stage_moments import StageMoments
 from cost_models.stage_states import StageStates
+from cost_models.stage_units import RankParts
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -30,8 +31,9 @@ class StageMemory:
         self._s, self._x, self.stage = setting, layouts, stage
         self.states = StageStates(setting, layouts, parts.params, parts.shard, parts.expert_shard, stage)
         self.kept = StageActivations(setting, layouts, parts, stage)
-        self._moments = StageMoments(setting, layouts, parts, stage, self.states, self.kept)
-        self.bounds = StageBounds(setting, layouts, parts, stage, self._moments)
+        rank = RankParts(setting=setting, layouts=layouts, parts=parts, stage=stage, states=self.states, kept=self.kept)
+        self._moments = StageMoments(rank)
+        self.bounds = StageBounds(self._moments)
 
     @cached_property
     def moments(self) -> tuple[Moment, ...]:

@@ -17,37 +17,24 @@ from cost_models.stage_activations import InFlight
 from cost_models.stage_ends import StageEnds
 from cost_models.stage_layers import StageLayers
 from cost_models.stage_reductions import StageReductions
-from cost_models.stage_units import NEVER, Moment, Pass, StageUnits
+from cost_models.stage_units import NEVER, Moment, Pass, RankParts, StageUnits
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from cost_models.layout import Column, Layouts
-    from cost_models.parameters import Stage
-    from cost_models.setting import Setting
-    from cost_models.stage_activations import StageActivations
-    from cost_models.stage_parts import ModelParts
-    from cost_models.stage_states import StageStates
+    from cost_models.layout import Column
 
 
 class StageMoments:
     """The moments of one rank."""
 
-    def __init__(
-        self,
-        setting: Setting,
-        layouts: Layouts,
-        parts: ModelParts,
-        stage: Stage,
-        states: StageStates,
-        kept: StageActivations,
-    ) -> None:
-        self._s, self._x, self._stage = setting, layouts, stage
-        self.states, self.kept = states, kept
-        self.units = StageUnits(setting, layouts, parts, states, kept)
-        self._layers = StageLayers(setting, layouts, parts, stage, self.units)
-        self.ends = StageEnds(setting, layouts, parts, stage, self.units, self._layers)
-        self._reductions = StageReductions(setting, layouts, parts, stage, self.units, self._layers, self.ends)
+    def __init__(self, rank: RankParts) -> None:
+        self._s, self._x, self._stage = rank.setting, rank.layouts, rank.stage
+        self.rank, self.states, self.kept = rank, rank.states, rank.kept
+        self.units = StageUnits(rank)
+        self._layers = StageLayers(self.units)
+        self.ends = StageEnds(self.units, self._layers)
+        self._reductions = StageReductions(self.units, self._layers, self.ends)
 
     @cached_property
     def before_update(self) -> tuple[Moment, ...]:

@@ -12,31 +12,19 @@ from cost_models.stage_activations import InFlight
 from cost_models.stage_units import NEVER, Moment, all_gradients
 
 if TYPE_CHECKING:
-    from cost_models.layout import Column, Layouts
-    from cost_models.parameters import Stage
-    from cost_models.setting import Setting
+    from cost_models.layout import Column
     from cost_models.stage_ends import StageEnds
     from cost_models.stage_layers import StageLayers
-    from cost_models.stage_parts import ModelParts
     from cost_models.stage_units import Pass, StageUnits
 
 
 class StageReductions:
     """Where gradients go."""
 
-    def __init__(
-        self,
-        setting: Setting,
-        layouts: Layouts,
-        parts: ModelParts,
-        stage: Stage,
-        units: StageUnits,
-        layers: StageLayers,
-        ends: StageEnds,
-    ) -> None:
-        self._s, self._x, self._parts, self._stage, self._u = setting, layouts, parts, stage, units
-        self._states, self._kept = units.states, units.kept
-        self._layers, self._ends = layers, ends
+    def __init__(self, units: StageUnits, layers: StageLayers, ends: StageEnds) -> None:
+        rank, self._u, self._layers, self._ends = units.rank, units, layers, ends
+        self._s, self._x, self._parts, self._stage = rank.setting, rank.layouts, rank.parts, rank.stage
+        self._states, self._kept = rank.states, rank.kept
 
     def of_pass(self, at: Pass) -> list[Moment]:
         """Ends of units in a backward that reduces, and layers between them."""

@@ -14,6 +14,7 @@ from cost_models.stage_states import EVERY, FP32_BYTES
 
 if TYPE_CHECKING:
     from cost_models.layout import Layouts
+    from cost_models.parameters import Stage
     from cost_models.setting import Setting
     from cost_models.stage_activations import StageActivations
     from cost_models.stage_parts import ModelParts
@@ -79,6 +80,18 @@ class Pass:
         return self.at.earlier
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RankParts:
+    """What the moments of one pipeline rank are formed of."""
+
+    setting: Setting
+    layouts: Layouts
+    parts: ModelParts
+    stage: Stage
+    states: StageStates
+    kept: StageActivations
+
+
 class StageUnits:
     """Weights and gradients of one rank, by what of them is whole, gathered or reduced.
 
@@ -89,17 +102,15 @@ class StageUnits:
         every: whether gradients are reduced after each micro batch.
     """
 
-    def __init__(
-        self, setting: Setting, layouts: Layouts, parts: ModelParts, states: StageStates, kept: StageActivations
-    ) -> None:
-        self._s, self._x, self._parts = setting, layouts, parts
-        self.states, self.kept = states, kept
-        self.layer, self.experts = states.top_layer
-        self.embedding, self.head = states.ends
-        self.units = (layouts.zero > 0) & setting.stack.fsdp
-        self.third = layouts.zero == 3
-        self.every = layouts.reduce_gradients == EVERY
-        self._of_passes: dict[int, tuple[InFlight, Column]] = {}
+    def __init__(self, rank: RankParts) -> None:
+        self.rank, self.states, self.kept = rank, rank.states, rank.kept
+        self._s, self._x, self._parts = rank.setting, rank.layouts, rank.parts
+        self.layer, self.experts = rank.states.top_layer
+        self.embedding, self.head = rank.states.ends
+        self.units = (rank.layouts.zero > 0) & rank.setting.stack.fsdp
+        self.third = rank.layouts.zero == 3
+        self.every = rank.layouts.reduce_gradients == EVERY
+        self._of_passes: dict[InFlight, Column] = {}
 
     def computed(self, elements: Column | float) -> Column:
         """In the precision that the model computes with."""
@@ -161,9 +172,9 @@ class StageUnits:
 
     def settled(self, at: InFlight) -> Column:
         """Accumulated and reduced ones."""
-        if id(at) not in self._of_passes:
-            self._of_passes[id(at)] = at, self._gradients(at)  # kept alive, so that its number stays its own
-        return self._of_passes[id(at)][1]
+        if at not in self._of_passes:
+            self._of_passes[at] = self._gradients(at)
+        return self._of_passes[at]
 
     def _gradients(self, at: InFlight) -> Column:
         """The head is in the virtual stage that comes first in backward, the embedding in the last."""
