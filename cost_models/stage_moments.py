@@ -15,6 +15,7 @@ import numpy as np
 
 from cost_models.stage_activations import InFlight
 from cost_models.stage_ends import StageEnds
+from cost_models.stage_late_gradients import StageLateGradients
 from cost_models.stage_layers import StageLayers
 from cost_models.stage_reductions import StageReductions
 from cost_models.stage_units import NEVER, Moment, Pass, RankParts, StageUnits
@@ -66,7 +67,7 @@ class StageMoments:
         if self._s.stack.fsdp:
             found += self._reductions.between
         if np.any(self.kept.split):
-            found += self._reductions.split
+            found += StageLateGradients(self.units).moments
         return tuple(found)
 
     def _passes(self) -> Iterator[Pass]:
