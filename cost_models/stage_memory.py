@@ -92,10 +92,10 @@ class StageMemory:
 
     @cached_property
     def offloaded(self) -> Column:
-        """Activations in host memory."""
+        """Activations in host memory: of all layers in flight, those on the device too."""
         offloads = self.stage.exists & (self._x.activation_offload == 1)
-        at = self.kept.chunks, self.kept.waiting
-        return np.where(offloads, self.kept.alive(*at) - self.kept.on_device(*at), 0.0)
+        kept = self.kept
+        return np.where(offloads, kept.chunks * kept.per_virtual_stage * kept.kept_per_layer, 0.0)
 
     @cached_property
     def pipeline_buffers(self) -> Column:

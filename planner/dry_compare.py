@@ -202,10 +202,10 @@ def _found(run: DryRun) -> RankFigures:
 
 
 def _traffic(messages: Sequence[RankMessage | Message]) -> tuple[Traffic, ...]:
-    """Groups of the same ranks are one: torch lends the group of the world to a dimension that spans it."""
+    """Groups of the same ranks are one, in any order: torch lends the world's group to a dimension that spans it."""
     found: dict[tuple[tuple[int, ...], str], list[RankMessage | Message]] = {}
     for message in messages:
-        found.setdefault((message.ranks, message.kind), []).append(message)
+        found.setdefault((tuple(sorted(message.ranks)), message.kind), []).append(message)
     return tuple(
         Traffic(
             ranks=ranks,

@@ -124,9 +124,9 @@ def test_a_layer_brings_the_one_before_it_on_its_way() -> None:
     early: Any = store.put(torch.ones(4))
     store.begin_layer(first=False)
     late = store.put(torch.full((4,), 2.0))
-    assert early.device is None
+    assert early.moved.device is None
     store.get(late)
-    assert early.device is not None
+    assert early.moved.device is not None
     assert torch.equal(store.get(early), torch.ones(4))
 
 
@@ -137,4 +137,34 @@ def test_micro_batches_do_not_follow_one_another() -> None:
     other: Any = store.put(torch.ones(4))
     store.begin_layer(first=True)
     store.get(store.put(torch.ones(4)))
-    assert other.device is None
+    assert other.moved.device is None
+
+
+def test_one_memory_goes_once_however_many_operators_keep_it() -> None:
+    store = HostStore(open_device("cpu", 0), smallest_bytes=0)
+    store.begin_layer(first=True)
+    whole = torch.arange(12.0)
+    flat, square = store.put(whole), store.put(whole.view(3, 4))
+    part: Any = store.put(whole[:4])
+    turned: Any = store.put(whole.view(3, 4).t())
+    first: Any = flat
+    assert first.moved is square.moved  # type: ignore[attr-defined]
+    assert part.moved is not first.moved
+    assert turned.moved is not first.moved
+    assert torch.equal(store.get(square), whole.view(3, 4))
+    assert torch.equal(store.get(flat), whole)
+    assert first.moved.device is None
+    assert torch.equal(store.get(part), whole[:4])
+    assert torch.equal(store.get(turned), whole.view(3, 4).t())
+
+
+def test_memory_of_another_layer_is_not_taken_for_this_ones() -> None:
+    store = HostStore(open_device("cpu", 0), smallest_bytes=0)
+    x = torch.ones(4)
+    store.begin_layer(first=True)
+    before: Any = store.put(x)
+    store.begin_layer(first=False)
+    after: Any = store.put(x.mul_(2))
+    assert before.moved is not after.moved
+    assert torch.equal(store.get(after), torch.full((4,), 2.0))
+    assert torch.equal(store.get(before), torch.ones(4))
