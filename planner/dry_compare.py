@@ -11,6 +11,7 @@ from cost_models.layout import Layouts
 from cost_models.memory import CATEGORIES, MemoryModel
 from cost_models.parameters import stage_of
 from cost_models.prediction import usable_bytes
+from cost_models.rank_elements import gradient_elements, updated_elements
 from cost_models.rank_flops import rank_flops
 from cost_models.rank_grid import RankGrid
 from cost_models.rank_traffic import rank_messages
@@ -19,7 +20,7 @@ from cost_models.stage_parts import ModelParts
 from planner.answer_json import SCHEMA
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Iterator, Mapping, Sequence
 
     from cost_models.layout import Column, Layout
     from cost_models.rank_messages import RankMessage
@@ -34,6 +35,8 @@ TRANSIENT: Final = ("gathered", "buffers", "temporaries")
 
 TOLERANCE: Final = 0.06
 """Share by which a predicted peak may differ from the dry run's."""
+
+_FLOPS_TOLERANCE: Final = 0.001
 
 # The dry run's attention is the CPU's, which keeps one fp32 number a token and head; a device may keep more.
 _CPU_STATISTICS_BYTES: Final = 4.0
@@ -145,7 +148,26 @@ class DryComparison:
                 f"rank {self.rank}: the prediction contradicts the trainer: {abs(self.difference):.1%} {way} than the "
                 f"dry run's peak, {TOLERANCE:.0%} are allowed"
             )
-        return tuple(told)
+        return (*told, *(f"rank {self.rank}: {what}" for what in self._contradictions()))
+
+    def _contradictions(self) -> Iterator[str]:
+        """Work, states and messages, which are predicted exactly."""
+        said, found = self.predicted, self.found
+        if abs(said.flops - found.flops) > _FLOPS_TOLERANCE * found.flops:
+            yield f"{said.flops:.4g} FLOPs are predicted, the trainer computes {found.flops:.4g}"
+        for name in ("parameter_bytes", "gradient_bytes", "optimizer_bytes"):
+            if getattr(said, name) != getattr(found, name):
+                what = name.removesuffix("_bytes")
+                yield f"{getattr(said, name):,} {what} bytes are predicted, the trainer has {getattr(found, name):,}"
+        kinds = {key: (t.count, t.n_bytes) for t in said.traffic for key in [(t.ranks, t.kind)]}
+        sent = {key: (t.count, t.n_bytes) for t in found.traffic for key in [(t.ranks, t.kind)]}
+        for ranks, kind in sorted(kinds.keys() | sent.keys()):
+            told, real = kinds.get((ranks, kind), (0, 0)), sent.get((ranks, kind), (0, 0))
+            if told != real:
+                yield (
+                    f"{told[0]} x {kind} over {len(ranks)} ranks with {told[1]:,} bytes are predicted, "
+                    f"the trainer sends {real[0]} with {real[1]:,}"
+                )
 
 
 def compare(setting: Setting, layout: Layout, told: ToldRun, *, known: bool = True) -> DryComparison:
@@ -170,7 +192,7 @@ def predict_rank(setting: Setting, layout: Layout, rank: int) -> RankFigures:
     """What the cost model says of a rank under the attention kernel of a dry run."""
     setting = _with_cpu_attention(setting)
     stage, workload = _stage_memory(setting, layout, rank), setting.workload
-    numbers, sharded = workload.numbers, _number(stage.states.sharded_parameters)
+    numbers, updated = workload.numbers, updated_elements(setting.model, layout, rank)
     in_full = numbers.main_weight_bytes or numbers.weight_bytes
     gradient = setting.stack.gradient_bytes if numbers.main_weight_bytes else numbers.weight_bytes
     categories = {name: round(_number(column)) for name, column in stage.categories().items()}
@@ -178,9 +200,9 @@ def predict_rank(setting: Setting, layout: Layout, rank: int) -> RankFigures:
         peak_bytes=sum(categories.values()),
         memory_bytes=categories,
         flops=rank_flops(setting, layout, rank).total,
-        parameter_bytes=round(sharded * in_full),
-        gradient_bytes=round(sharded * gradient),
-        optimizer_bytes=round(sharded * workload.optimizer_state_bytes),
+        parameter_bytes=updated * in_full,
+        gradient_bytes=gradient_elements(setting.model, layout, rank) * gradient,
+        optimizer_bytes=updated * workload.optimizer_state_bytes,
         host_bytes=round(_number(stage.swapped) + _number(stage.offloaded)),
         traffic=_traffic(rank_messages(setting, layout, rank)),
     )

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gc
+import weakref
 from typing import TYPE_CHECKING
 
 import pytest
@@ -138,3 +140,25 @@ def test_a_region_of_all_tokens_sums_what_its_ranks_make(ranks: RankPool, sequen
         tp = TensorParallel(None, int(rank), 2, sequence)
         torch.testing.assert_close(out, tokens_of(3 * x, tp))
         torch.testing.assert_close(gradient, tokens_of(torch.full_like(x, 3.0), tp))
+
+
+@pytest.mark.parametrize("layer", ["column", "row"])
+def test_a_weight_gradient_that_waits_holds_nothing_before_the_layer(layer: str) -> None:
+    """A pipeline stage's input is a leaf at the bottom of its graph: it is free once the input's gradient is sent."""
+    store = WeightGradients()
+    tp, weight = place(False, later=store), Parameter(torch.ones(WIDE, HIDDEN))
+    leaf = torch.ones(TOKENS, HIDDEN, requires_grad=True)
+    store.deferring = True
+    between = leaf * 2
+    out = (
+        column_linear(between, (weight,), (None,), tp)[0]
+        if layer == "column"
+        else row_linear(between, weight, None, tp)
+    )
+    out.sum().backward()
+    waiting, there = store.take(), weakref.ref(leaf)
+    del leaf, between, out
+    gc.collect()
+    assert there() is None
+    waiting()
+    torch.testing.assert_close(weight.grad, torch.full((WIDE, HIDDEN), 2.0 * TOKENS))
