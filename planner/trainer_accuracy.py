@@ -41,13 +41,13 @@ Reading: an error is predicted / found - 1 of the first rank of the pipeline sta
 
 def page(results: Sequence[TrainerResult]) -> str:
     """The page of some results, one or more."""
-    rows = [(result, _difference(result)) for result in results]
+    rows = [(result, difference(result)) for result in results]
     cases = [result.case for result in results]
     models = ", ".join(sorted({case.model for case in cases}))
     devices = sorted({case.n_devices for case in cases})
     text = _INTRODUCTION.format(count=len(rows), models=models, devices=f"{devices[0]} to {devices[-1]}")
-    wrong = [result for result in results if _fits(result)[0] and not _fits(result)[1]]
-    fitting = sum(_fits(result)[0] for result in results)
+    wrong = [result for result in results if fits(result)[0] and not fits(result)[1]]
+    fitting = sum(fits(result)[0] for result in results)
     text += f"{fitting} of them are predicted to fit their device; {len(wrong)} of these do not fit in the dry run.\n\n"
     text += _table("all", rows, lambda _case: "all")
     for name, of in _GROUPS.items():
@@ -64,13 +64,14 @@ _GROUPS: dict[str, Callable[[TrainerCase], str]] = {
 }
 
 
-def _difference(result: TrainerResult) -> float:
+def difference(result: TrainerResult) -> float:
+    """Predicted over found peak, less 1."""
     case = result.case
     return predict_rank(case.setting(), case.layout, case.rank).peak_bytes / result.peak_bytes - 1.0
 
 
-def _fits(result: TrainerResult) -> tuple[bool, bool]:
-    """Predicted, and found."""
+def fits(result: TrainerResult) -> tuple[bool, bool]:
+    """Whether the layout fits its device: as predicted, and as found."""
     case = result.case
     room = room_of(case.setting(), case.layout, case.rank)
     predicted = predict_rank(case.setting(), case.layout, case.rank).peak_bytes
@@ -151,7 +152,7 @@ def main(arguments: Iterable[str] | None = None) -> int:
     except TitanPlanError as error:
         sys.stderr.write(f"{error.code}: {error.message}; {error.hint}\n")
         return 2
-    wrong = any(abs(_difference(r)) > TOLERANCE or (_fits(r)[0] and not _fits(r)[1]) for r in results)
+    wrong = any(abs(difference(r)) > TOLERANCE or (fits(r)[0] and not fits(r)[1]) for r in results)
     return 1 if wrong else 0
 
 
