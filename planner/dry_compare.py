@@ -112,11 +112,13 @@ class DryComparison:
     """One rank, predicted and run dry.
 
     Attributes:
+        layout: its name.
         stage: pipeline rank.
         run: the dry run with its timeline and largest tensors.
         micro_batches: of each run that was made; two where the step was told from shorter ones.
     """
 
+    layout: str
     rank: int
     stage: int
     predicted: RankFigures
@@ -142,12 +144,8 @@ class DryComparison:
         if room.known and self.device_peak_bytes > room.usable_bytes:
             peak, usable = self.device_peak_bytes / _GIB, room.usable_bytes / _GIB
             told.append(f"rank {self.rank} does not fit: {peak:.2f} GiB of the {usable:.2f} GiB that the device has")
-        if abs(self.difference) > TOLERANCE:
-            way = "more" if self.difference > 0 else "less"
-            told.append(
-                f"rank {self.rank}: the prediction contradicts the trainer: {abs(self.difference):.1%} {way} than the "
-                f"dry run's peak, {TOLERANCE:.0%} are allowed"
-            )
+        if contradiction(self.difference):
+            told.append(f"rank {self.rank}: the prediction contradicts the trainer: {contradiction(self.difference)}")
         return (*told, *(f"rank {self.rank}: {what}" for what in self._contradictions()))
 
     def _contradictions(self) -> Iterator[str]:
@@ -170,6 +168,18 @@ class DryComparison:
                 )
 
 
+def contradiction(difference: float) -> str:
+    """What is wrong with a peak that is predicted so much above, or below, the trainer's; empty if it is near enough.
+
+    Args:
+        difference: predicted over found peak, less 1.
+    """
+    if abs(difference) <= TOLERANCE:
+        return ""
+    way = "more" if difference > 0 else "less"
+    return f"{abs(difference):.1%} {way} memory is predicted than the trainer takes, {TOLERANCE:.0%} are allowed"
+
+
 def compare(setting: Setting, layout: Layout, told: ToldRun, *, known: bool = True) -> DryComparison:
     """Set a dry run beside the prediction for its rank.
 
@@ -177,14 +187,28 @@ def compare(setting: Setting, layout: Layout, told: ToldRun, *, known: bool = Tr
         known: the setting's cluster is that of the config.
     """
     run = told.run
+    predicted, found = _named_alike(predict_rank(setting, layout, run.rank), _found(run))
     return DryComparison(
+        layout=layout.name,
         rank=run.rank,
         stage=RankGrid.of(layout).coordinates(run.rank).pp,
-        predicted=predict_rank(setting, layout, run.rank),
-        found=_found(run),
+        predicted=predicted,
+        found=found,
         room=room_of(setting, layout, run.rank, known=known),
         run=run,
         micro_batches=told.micro_batches,
+    )
+
+
+def _named_alike(*sides: RankFigures) -> tuple[RankFigures, ...]:
+    """The same ranks have the names that either side has for them."""
+    names: dict[tuple[int, ...], set[str]] = {}
+    for side in sides:
+        for traffic in side.traffic:
+            names.setdefault(traffic.ranks, set()).update(traffic.names)
+    return tuple(
+        replace(side, traffic=tuple(replace(t, names=tuple(sorted(names[t.ranks]))) for t in side.traffic))
+        for side in sides
     )
 
 
@@ -279,6 +303,7 @@ def comparison_object(compared: DryComparison) -> dict[str, Any]:
         del on_device["known"]
     return {
         "schema": SCHEMA,
+        "layout": compared.layout,
         "rank": compared.rank,
         "stage": compared.stage,
         "seconds": run.seconds,

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import os
-import warnings
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from cost_models.errors import TitanPlanError
-from planner.dry_compare import TOLERANCE, predict_rank, room_of
+from planner.dry_compare import contradiction, predict_rank, room_of
 from planner.dry_setting import worst_rank
+from planner.quiet_torch import quiet_torch
 from planner.verified import Verified
 
 if TYPE_CHECKING:
@@ -85,19 +84,11 @@ def _problem(one: Verified, usable_bytes: float) -> str:
     gib = float(2**30)
     if one.device_peak_bytes > usable_bytes:
         return f"does not fit: {one.device_peak_bytes / gib:.2f} GiB of {usable_bytes / gib:.2f} GiB"
-    if abs(one.difference) > TOLERANCE:
-        way = "more" if one.difference > 0 else "less"
-        return (
-            f"{abs(one.difference):.1%} {way} memory is predicted than the trainer takes, {TOLERANCE:.0%} are allowed"
-        )
-    return ""
+    return contradiction(one.difference)
 
 
 def _run(setting: Setting, plan: Plan, rank: int) -> ReducedRun:
-    # torch would load torch_npu by itself, and a broken one would break `import torch`.
-    os.environ["TORCH_DEVICE_BACKEND_AUTOLOAD"] = "0"
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # of torch, about features that the run needs and the user did not choose
+    with quiet_torch():
         from runtime.config_values import TrainConfig
         from runtime.dry_run.reduced import reduced_dry_run
 

@@ -84,8 +84,9 @@ def _verified(out: Console, answer: Answer) -> None:
         if one.problem:
             out.print(f"dry run: {one.plan} is not recommended: {one.problem}", highlight=False)
         else:
-            peak = one.device_peak_bytes / _GIB
-            out.print(f"dry run: {one.plan} takes {peak:.1f} GiB, predicted {one.difference:+.1%}", highlight=False)
+            peak = f"{one.device_peak_bytes / _GIB:.1f} GiB on rank {one.rank}"
+            off = f"its tensors were predicted to {100 * abs(one.difference):.2f} %"
+            out.print(f"dry run: {one.plan} takes {peak}, {off}", highlight=False)
     if answer.verified and all(one.problem for one in answer.verified):
         out.print("none of the plans that were run dry can be recommended")
     if answer.verified:

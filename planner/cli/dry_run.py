@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import warnings
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -100,8 +99,6 @@ def _check_place(path: Path) -> None:
 
 
 def _run(config: TrainConfig, ranks: Sequence[int], *, quiet: bool) -> list[ToldRun]:
-    # torch would load torch_npu by itself, and a broken one would break `import torch`.
-    os.environ["TORCH_DEVICE_BACKEND_AUTOLOAD"] = "0"
     found = []
     for number, rank in enumerate(ranks, start=1):
         of_all = f" ({number} of {len(ranks)})" if len(ranks) > 1 else ""
@@ -111,8 +108,9 @@ def _run(config: TrainConfig, ranks: Sequence[int], *, quiet: bool) -> list[Told
 
 
 def _run_one(config: TrainConfig, rank: int) -> ToldRun:
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # of torch, about features that the run needs and the user did not choose
+    from planner.quiet_torch import quiet_torch
+
+    with quiet_torch():
         from runtime.dry_run.shortened import shortened_dry_run
 
         return shortened_dry_run(config, rank)

@@ -102,7 +102,8 @@ def _difference(predicted: float, found: float) -> str:
         return "only predicted"
     if not predicted:
         return "not predicted"
-    return f"{100 * (predicted / found - 1):+.2f} %"
+    told = f"{100 * (predicted / found - 1):+.2f} %"
+    return "under 0.01 %" if told[1:] == "0.00 %" else told
 
 
 def _outside(out: Console, one: DryComparison) -> None:

@@ -25,6 +25,7 @@ class Held:
         born, died: numbers of events; a piece is alive from `born` until before `died`.
         born_in, died_in: numbers of passes.
         label: category where it is known from outside; otherwise its life tells.
+        owner: parameter that it belongs to, where that is known.
     """
 
     n_bytes: int
@@ -35,6 +36,7 @@ class Held:
     made_by: str
     module: str
     label: str = ""
+    owner: str = ""
     on_host: bool = False
     died: int = FOREVER
     died_in: int = FOREVER
@@ -115,15 +117,16 @@ class Ledger:
             return
         self._death(before)
         after = Held(size, 0, 0, before.shape, before.dtype, before.made_by, self.module or before.module)
-        after.label, after.on_host = before.label, before.on_host
+        after.label, after.owner, after.on_host = before.label, before.owner, before.on_host
         self._birth(key, after)
 
-    def label(self, tensors: Iterable[Tensor], category: str) -> None:
-        """Say what memory is for."""
+    def label(self, tensors: Iterable[Tensor], category: str, owner: str = "") -> None:
+        """Say what memory is for, and of which parameter."""
         for x in tensors:
             record = self._open.get(storage_key(x))
             if record is not None:
                 record.label = category
+                record.owner = owner or record.owner
 
     def to_host(self, x: Tensor) -> None:
         """This memory is the host's."""

@@ -36,21 +36,26 @@ class Passes:
         computes_with_shards = zero in {0, 3} and self._config.workload.precision == "fp32"
         for t in self._engine.trainables:
             lows = () if t.low is None else (t.low,)
-            ledger.label(lows, "weights")
-            ledger.label((t.weight,), "weights" if computes_with_shards else "main_weights")
-        for state in self._engine.optimizer.state().values():
-            ledger.label(state.values(), "optimizer")
+            ledger.label(lows, "weights", t.name)
+            ledger.label((t.weight,), "weights" if computes_with_shards else "main_weights", t.name)
+        for name, state in self._engine.optimizer.state().items():
+            ledger.label(state.values(), "optimizer", name)
         self._label_passing()
 
     def _label_passing(self) -> None:
         gathered = "gathered" if self._config.layout.zero == 3 else "weights"
         for chunk in self._assembly.chunks:
             module = chunk.module
-            self._ledger.label((local_part(p.grad) for p in module.parameters() if p.grad is not None), "gradients")
-            self._ledger.label(waiting_gradients(module), "gradients")
+            for name, parameter in module.named_parameters():
+                if parameter.grad is not None:
+                    self._ledger.label((local_part(parameter.grad),), "gradients", name)
+            for name, gradient in waiting_gradients(module):
+                self._ledger.label((gradient,), "gradients", name)
             self._ledger.label(gathered_weights(module), gathered)
-        gradients = (t.gradient() for t in self._engine.trainables)
-        self._ledger.label((g for g in gradients if g is not None), "gradients")
+        for t in self._engine.trainables:
+            own = t.gradient()
+            if own is not None:
+                self._ledger.label((own,), "gradients", t.name)
 
     def _begin(self, name: str) -> None:
         self._label_passing()

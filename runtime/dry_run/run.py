@@ -158,7 +158,7 @@ def _live(record: Held, ledger: Ledger) -> LiveTensor:
         shape=record.shape,
         dtype=record.dtype,
         made_by=record.made_by,
-        module=record.module,
+        module=record.owner or record.module,
         moment=ledger.passes[record.born_in],
     )
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from .run import dry_run
-from .values import Message
+from .values import Message, Moment
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -105,9 +105,17 @@ def _continued(short: DryRun, long: DryRun, config: TrainConfig, pair: tuple[int
         peak_bytes=sum(memory.values()),
         memory_bytes=memory,
         messages=messages,
+        timeline=_with_buffers(long.timeline, memory["buffers"] - long.memory_bytes["buffers"]),
         forward_flops=line.at(short.forward_flops, long.forward_flops),
         backward_flops=line.at(short.backward_flops, long.backward_flops),
         seconds=short.seconds + long.seconds,
+    )
+
+
+def _with_buffers(timeline: tuple[Moment, ...], more: int) -> tuple[Moment, ...]:
+    """Tokens of the micro batches that were left out are there all the time."""
+    return tuple(
+        replace(moment, n_bytes={**moment.n_bytes, "buffers": moment.n_bytes["buffers"] + more}) for moment in timeline
     )
 
 

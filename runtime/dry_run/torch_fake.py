@@ -127,16 +127,16 @@ def gathered_weights(module: nn.Module) -> Iterator[Tensor]:
             yield parameter._unsharded_param
 
 
-def waiting_gradients(module: nn.Module) -> Iterator[Tensor]:
-    """Gradients that FSDP has accumulated and not reduced yet, or not yet over the replicas of shards."""
+def waiting_gradients(module: nn.Module) -> Iterator[tuple[str, Tensor]]:
+    """Gradients that FSDP has accumulated and not reduced yet, or not yet over the replicas of shards, and of what."""
     for group in _fsdp_groups(module):
         if group._partial_reduce_output is not None:
-            yield group._partial_reduce_output
+            yield group._module_fqn or "", group._partial_reduce_output
     for parameter in _fsdp_parameters(module):
         unsharded = getattr(parameter, "_unsharded_param", None)
         for found in (parameter.unsharded_accumulated_grad, None if unsharded is None else unsharded.grad):
             if found is not None:
-                yield found
+                yield parameter._param_fqn or "", found
 
 
 def _fsdp_parameters(module: nn.Module) -> Iterator[Any]:

@@ -34,7 +34,7 @@ class LiveTensor:
 
     Attributes:
         made_by: operator; in backward with the autograd node that ran it.
-        module: whose forward or backward made it.
+        module: whose forward or backward made it, or the parameter that it belongs to.
         moment: the pass that made it.
     """
 

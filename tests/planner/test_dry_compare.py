@@ -131,7 +131,34 @@ def test_a_run_as_predicted_has_no_problems() -> None:
 def test_a_prediction_that_is_off_is_a_problem(factor: float, word: str) -> None:
     setting = setting_for(Layout())
     (problem,) = compare(setting, Layout(), a_run(Layout(), setting, 0, factor=factor)).problems()
-    assert f"8.0% {word} than the dry run's peak" in problem
+    assert f"8.0% {word} memory is predicted than the trainer takes" in problem
+
+
+@pytest.mark.parametrize(
+    ("changed", "told"),
+    [
+        ({"forward_flops": 0.0}, "FLOPs are predicted, the trainer computes"),
+        ({"parameter_bytes": 8}, "parameter bytes are predicted, the trainer has 8"),
+        ({"optimizer_bytes": 8}, "optimizer bytes are predicted, the trainer has 8"),
+        ({"messages": ()}, "bytes are predicted, the trainer sends 0 with 0"),
+    ],
+    ids=["work", "parameters", "optimizer", "messages"],
+)
+def test_work_states_and_messages_are_predicted_exactly(changed: dict[str, object], told: str) -> None:
+    layout = LAYOUTS[1]
+    setting = setting_for(layout)
+    run = a_run(layout, setting, 3)
+    problems = compare(setting, layout, replace(run, run=replace(run.run, **changed))).problems()
+    assert problems
+    assert all(told in problem for problem in problems)
+
+
+def test_the_order_of_a_groups_ranks_is_no_difference() -> None:
+    layout = LAYOUTS[1]
+    setting = setting_for(layout)
+    run = a_run(layout, setting, 3)
+    turned = tuple(replace(message, ranks=message.ranks[::-1]) for message in run.run.messages)
+    assert compare(setting, layout, replace(run, run=replace(run.run, messages=turned))).problems() == ()
 
 
 @pytest.mark.parametrize("factor", [1 / 1.05, 1 / 0.95])

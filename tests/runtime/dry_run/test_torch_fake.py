@@ -7,6 +7,9 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
+from torch import nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
 
 from runtime.dry_run import torch_fake
 
@@ -94,3 +97,19 @@ def test_a_held_message_lets_go_when_it_is_waited_for() -> None:
         assert gone() is not None
         schedules._wait_batch_p2p(works)
         assert gone() is None
+
+
+def test_gradients_that_wait_for_their_reduction_have_names() -> None:
+    with torch_fake.fake_world(0, 2):
+        module = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 2))
+        fully_shard(module, mesh=init_device_mesh("cpu", (2,)))
+        module.set_requires_gradient_sync(False)
+        module(torch.ones(3, 4)).sum().backward()
+        found = dict(torch_fake.waiting_gradients(module))
+        assert {name: tuple(gradient.shape) for name, gradient in found.items()} == {
+            "0.weight": (4, 4),
+            "0.bias": (4,),
+            "1.weight": (2, 4),
+            "1.bias": (2,),
+        }
+        assert torch.equal(found["1.bias"], torch.full((2,), 3.0))
