@@ -112,13 +112,17 @@ class StageActivations:
         return (self._x.recompute == FULL) & (self._x.recompute_layers > 0)
 
     @cached_property
+    def _some_in_part(self) -> bool:
+        return bool(np.any(self.in_part))
+
+    @cached_property
     def whole_layers(self) -> Column:
         """Layers of a virtual stage that is recomputed in part which keep all: the last ones."""
         return np.where(self.in_part, np.maximum(self.per_virtual_stage - self._x.recompute_layers, 0.0), 0.0)
 
     def from_top(self, count: Column | float) -> Column:
         """Bytes that the last layers of a virtual stage keep, so many of them."""
-        if not np.any(self.in_part):
+        if not self._some_in_part:
             return np.asarray(count * self.kept_per_layer)
         whole = np.minimum(count, self.whole_layers)
         parted = whole * self._whole_layer + (count - whole) * self.checkpoint
@@ -250,6 +254,10 @@ class StageActivations:
             chunks, waiting
         )
 
+    @cached_property
+    def _kept_per_virtual_stage(self) -> Column:
+        return self.per_virtual_stage * self.kept_per_layer
+
     def on_device(
         self,
         chunks: Column,
@@ -269,7 +277,9 @@ class StageActivations:
             top: layers above these; those that are through if None.
         """
         stays, inputs = self._staying(chunks, waiting)
-        layers = np.maximum(chunks * self.per_virtual_stage * self.kept_per_layer - self.from_top(gone), 0.0)
+        layers = chunks * self._kept_per_virtual_stage
+        if not (isinstance(gone, float) and gone == 0.0):
+            layers = np.maximum(layers - self.from_top(gone), 0.0)
         if self._offloads.any():
             window = self.window if window is None else window
             above = gone if top is None else top
