@@ -168,9 +168,9 @@ class StageActivations:
     def _after(self, backwards: Column, chunks: Column) -> InFlight:
         """So many in flight as so many backwards are over. Each round of them brings one more chunk's gradients."""
         x, over = self._x, backwards - self.waiting
-        rounds = np.floor((over - 1) / self._round) + 1
+        rounds = np.floor((over - 1) / self.per_turn) + 1
         done = self.single & (x.reduce_gradients != EVERY)  # those that are reduced each time are there as accumulated
-        reduced = np.where(done, np.clip(np.floor(over / self._round) / x.vpp, 0, 1), 0.0)
+        reduced = np.where(done, np.clip(np.floor(over / self.per_turn) / x.vpp, 0, 1), 0.0)
         return InFlight(chunks, np.clip(rounds / x.vpp, 0, self.share), backwards > 0, reduced)
 
     @cached_property
@@ -191,7 +191,7 @@ class StageActivations:
     def risen(self) -> InFlight:
         """The first backward after `fullest` with one more virtual stage's gradients."""
         over = self._total - np.maximum(self.chunks + self.waiting, 2) - self.waiting
-        rounds = np.floor((over - 1) / self._round) + 1
+        rounds = np.floor((over - 1) / self.per_turn) + 1
         return self._with_rounds(rounds + 1)
 
     @cached_property
@@ -202,15 +202,15 @@ class StageActivations:
     def _with_rounds(self, rounds: Column) -> InFlight:
         """The first backward with the gradients of so many virtual stages, if it is not the last one."""
         x = self._x
-        left = self._total - (rounds - 1) * self._round - 1 - self.waiting
+        left = self._total - (rounds - 1) * self.per_turn - 1 - self.waiting
         there = (left > 1) & (rounds <= x.vpp) & (x.accumulation > 1)
         chunks = np.where(there, np.clip(left, 1, self.chunks), 0.0)
-        return replace(self._after((rounds - 1) * self._round + 1 + self.waiting, chunks), chunks=chunks)
+        return replace(self._after((rounds - 1) * self.per_turn + 1 + self.waiting, chunks), chunks=chunks)
 
     @cached_property
     def last(self) -> InFlight:
         """The last backward of the virtual stage that comes first in backward."""
-        left = (self._x.vpp - 1) * self._round + 1
+        left = (self._x.vpp - 1) * self.per_turn + 1
         return self._after(self._total - left, np.minimum(left, self.chunks))
 
     @cached_property
@@ -242,7 +242,7 @@ class StageActivations:
         return (x.vpp > 1) & (x.accumulation <= most)
 
     @cached_property
-    def _round(self) -> Column:
+    def per_turn(self) -> Column:
         """Backwards of one virtual stage before the next one's; those of a fold take turns after so many."""
         x = self._x
         folded = np.minimum(x.pp - self._rank, x.accumulation)

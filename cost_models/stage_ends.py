@@ -139,3 +139,16 @@ class StageEnds:
             activations=self._kept.on_device(at.chunks, at.waiting) - self._kept.head,
             transient=self._layers.running + weights + np.where(self._runs_forward(at), at.there, NEVER),
         )
+
+    def forward_again(self, at: Pass) -> Moment:
+        """The forward of a layer that is recomputed, while layers that keep all are still leaving for the host."""
+        kept, gathers = self._kept, self._u.third & self._u.units
+        leaving = kept.in_part & (self._x.activation_offload == 1) & (at.chunks > 1) & ~at.earlier
+        weights = np.where(gathers, self._u.computed(2 * self._u.layer), 0.0)
+        return Moment(
+            name="forward of a recomputed layer",
+            weights=np.where(gathers, 0.0, at.weights),
+            gradients=self._u.gradients(at.at),
+            activations=kept.on_device(at.chunks, at.waiting) - kept.head,
+            transient=self._layers.running_again + weights + np.where(leaving, at.there, NEVER),
+        )

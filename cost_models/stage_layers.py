@@ -132,6 +132,15 @@ class StageLayers:
 
         return self._by_kind(of_kind)
 
+    @cached_property
+    def running_again(self) -> Column:
+        """What the forward of a layer that is recomputed holds beside its input."""
+
+        def of_kind(sparse: bool) -> Column:
+            return self._parts.backward("none", sparse=sparse).running
+
+        return self._by_kind(of_kind)
+
     def behind_experts(self, *, again: bool) -> Column:
         """Alive as the experts' backward ends, less what the layer kept.
 

@@ -49,6 +49,7 @@ class StageMoments:
                 of_pass += self._reductions.of_pass(each) if np.any(each.reduces) else []
                 of_pass += self.ends.gathering(each) if third else []
             of_pass.append(self.ends.forward(each))
+            of_pass += [self.ends.forward_again(each)] if np.any(self.kept.in_part) else []
             unsent = self.kept.unsent(each.at)
             found += [replace(moment, unsent=unsent) for moment in of_pass] if np.any(unsent) else of_pass
         alone = self._s.stack.fsdp & self.units.units & (self._x.pp == 1)

@@ -143,7 +143,9 @@ class StageReductions:
         kept = self._kept
         waits = (self._x.accumulation > 1) | ~self._u.units | kept.split
         there = np.where((self._stage.has_embedding > 0) & waits, 0.0, NEVER)
-        chunks = np.maximum(kept.steady.chunks, kept.last.chunks)
+        # Where virtual stages run one after another the one with the embedding is the last that is left.
+        chunks = np.where(kept.single, np.minimum(kept.chunks, kept.per_turn), kept.steady.chunks)
+        chunks = np.where(kept.single, chunks, np.maximum(chunks, kept.last.chunks))
         activations = kept.on_device(chunks, gone=kept.per_virtual_stage) - kept.head
 
         def moment(name: str, at: InFlight, there: Column) -> Moment:

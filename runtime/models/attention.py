@@ -96,17 +96,22 @@ class _Attention(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, g: Tensor) -> tuple[Tensor, Tensor, Tensor, None]:  # noqa: ANN401
-        q, k, v, out, statistics = ctx.saved_tensors
-        shape: AttentionShape = ctx.shape
-        sums = _GradientSums(q, k, v, shape)
-        for part, keys, values in _rounds(k, v, shape):
-            rows = part.queries
-            q_rows, k_seen, v_seen, out_rows = (_heads_first(x) for x in (q[rows], keys, values, out[rows]))
-            kept = Kept(q_rows, k_seen, v_seen, out_rows, statistics[:, :, rows])
-            bias = _bias(part, shape, q)
-            found = shape.kernel.backward(_heads_first(g[rows]), kept, causal=part.causal, bias=bias)
-            sums.add(part, *(_sequence_first(x) for x in found))
-        return (*sums.result(), None)
+        # What the parts are computed with is gone before the sums travel.
+        return (*_summed(ctx, g).result(), None)
+
+
+def _summed(ctx: Any, g: Tensor) -> _GradientSums:  # noqa: ANN401 - of torch's function
+    q, k, v, out, statistics = ctx.saved_tensors
+    shape: AttentionShape = ctx.shape
+    sums = _GradientSums(q, k, v, shape)
+    for part, keys, values in _rounds(k, v, shape):
+        rows = part.queries
+        q_rows, k_seen, v_seen, out_rows = (_heads_first(x) for x in (q[rows], keys, values, out[rows]))
+        kept = Kept(q_rows, k_seen, v_seen, out_rows, statistics[:, :, rows])
+        bias = _bias(part, shape, q)
+        found = shape.kernel.backward(_heads_first(g[rows]), kept, causal=part.causal, bias=bias)
+        sums.add(part, *(_sequence_first(x) for x in found))
+    return sums
 
 
 def _rounds(k: Tensor, v: Tensor, shape: AttentionShape) -> Iterator[tuple[_Part, Tensor, Tensor]]:
