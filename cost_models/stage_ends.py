@@ -35,7 +35,7 @@ class StageEnds:
         gathered = np.where(self._u.units & self._u.third, head, 0.0)
         # The norm's output, gathered, and the gradient of that, which is counted as kept once it is scattered.
         scratch = self.logits + kept.again + kept.full
-        there = np.where((self._stage.has_head > 0) & self._runs_forward(at), 0.0, NEVER)
+        there = np.where((self._stage.has_head > 0) & self.runs_forward(at), 0.0, NEVER)
         return Moment(
             name="loss",
             weights=at.weights,
@@ -44,7 +44,7 @@ class StageEnds:
             transient=buffer + gathered + scratch + there + at.there,
         )
 
-    def _runs_forward(self, at: Pass) -> Column:
+    def runs_forward(self, at: Pass) -> Column:
         """Whether forwards run between this backward and the one before: GPipe runs all of them first."""
         return np.asarray((self._x.schedule != GPIPE) | ~at.earlier)
 
@@ -70,12 +70,13 @@ class StageEnds:
         kept = self._kept
         there = np.where(self._stage.has_head > 0, 0.0, NEVER)
         # The head's weights stay from forward to backward; GPipe's later backwards gather them again.
-        copies = np.where(self._runs_forward(at), 1.0, 2.0)
+        forward = self.runs_forward(at)
+        copies = np.where(forward, 1.0, 2.0)
         return Moment(
             name="final norm",
             weights=at.weights,
             gradients=self._u.gradients(at.at),
-            activations=kept.on_device(at.chunks, at.waiting),
+            activations=kept.on_device(at.chunks, at.waiting, window=np.where(forward, kept.window, 0.0)),
             transient=self.head_norm_scratch
             + np.where(self._u.units & self._u.third, copies * self._u.computed(self._u.head), 0.0)
             + there
@@ -91,7 +92,7 @@ class StageEnds:
         sparse = self._u.experts > 0
         # Each use gathers again under ZeRO-3; otherwise the first forward does, which is not a full pipeline's last.
         alone = (x.pp == 1) & ~at.earlier
-        gathers = self._u.units & (self._u.third | alone) & self._runs_forward(at)
+        gathers = self._u.units & (self._u.third | alone) & self.runs_forward(at)
         there = np.where(gathers, at.there, NEVER)
         last = np.where(sparse, experts, layer)
         before = np.where(sparse, layer, np.where(kept.longest > 1, layer, 0.0))
@@ -137,7 +138,7 @@ class StageEnds:
             weights=np.where(gathers, 0.0, at.weights),
             gradients=self._u.gradients(at.at),
             activations=self._kept.on_device(at.chunks, at.waiting) - self._kept.head,
-            transient=self._layers.running + weights + np.where(self._runs_forward(at), at.there, NEVER),
+            transient=self._layers.running + weights + np.where(self.runs_forward(at), at.there, NEVER),
         )
 
     def forward_again(self, at: Pass) -> Moment:

@@ -138,6 +138,15 @@ class StageMoments:
         if np.any(kept.in_part):
             again = np.where(kept.in_part & through, self._layers.behind("", fetched=False, again=True), NEVER)
             found.append(moment("recomputed layer", kept.whole_layers, kept.whole_layers, kept.window, again))
+        first_pass = ~at.reduces & ~at.earlier & self.units.units & ~kept.split
+        if np.any(first_pass):
+            # Nothing is reduced yet: whole gradients grow while layers are freed.
+            gone = np.maximum(per_stage - 2, 0)
+            elements = self.units.head + gone * (self.units.layer + self.units.experts)
+            grown = np.where(first_pass, elements * float(self.states.gradient_bytes), 0.0)
+            transient = self._layers.below("", gone) + np.where(first_pass, 0.0, NEVER)
+            low = moment("low layer", gone, gone, np.clip(per_stage, 0, 2), transient)
+            found.append(replace(low, gradients=low.gradients + grown))
         if np.any(kept.split):
             first = self._layers.below("", per_stage - 1)
             # What waits for weight gradients has grown by all layers above the first.

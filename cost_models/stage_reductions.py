@@ -93,6 +93,7 @@ class StageReductions:
                 nothing,
                 0.0,
                 kept.own + ends(head, head, self._u.shards(head, nothing)) + has_head,
+                window=np.where(self._ends.runs_forward(at), kept.window, 0.0),
                 now=head,
             ),
             moment(
@@ -147,11 +148,12 @@ class StageReductions:
         chunks = np.where(kept.single, np.minimum(kept.chunks, kept.per_turn), kept.steady.chunks)
         chunks = np.where(kept.single, chunks, np.maximum(chunks, kept.last.chunks))
         activations = kept.on_device(chunks, gone=kept.per_virtual_stage) - kept.head
+        over = kept.single & ~kept.split  # the others are through, and their weights are free
 
         def moment(name: str, at: InFlight, there: Column) -> Moment:
             return Moment(
                 name=name,
-                weights=self._u.gathered_at(at),
+                weights=np.where(over, self._u.gathered_of_last, self._u.gathered_at(at)),
                 gradients=self._u.gradients(at),
                 activations=activations,
                 transient=self._ends.look_up + there,
