@@ -30,6 +30,7 @@ _INTRODUCTION = """# Accuracy
 
 Predicted against measured, over {rows} published runs (their sources are in the table of measurements).
 Written by `python -m planner.accuracy`; change the cost model, run it again, and the difference is the argument.
+Predicted memory against that of our own trainer, which needs no device, is in [accuracy-trainer](accuracy-trainer.md).
 
 **The constants of the cost model are priors, not fits.** They stand for data sheets, papers and the documentation of
 libraries (each file in `configs/calibrations/` says which); none was fitted to a row of this table. What is below is

@@ -20,6 +20,8 @@ from typing import TYPE_CHECKING
 from cost_models.errors import TitanPlanError
 
 from .dry_compare import TOLERANCE, predict_rank, room_of
+from .quantities import parse_memory
+from .question import DEFAULT_MARGIN
 from .trainer_cases import TrainerCase, TrainerResult, draw_cases, read_results, run_case
 
 if TYPE_CHECKING:
@@ -46,9 +48,7 @@ def page(results: Sequence[TrainerResult]) -> str:
     models = ", ".join(sorted({case.model for case in cases}))
     devices = sorted({case.n_devices for case in cases})
     text = _INTRODUCTION.format(count=len(rows), models=models, devices=f"{devices[0]} to {devices[-1]}")
-    wrong = [result for result in results if fits(result)[0] and not fits(result)[1]]
-    fitting = sum(fits(result)[0] for result in results)
-    text += f"{fitting} of them are predicted to fit their device; {len(wrong)} of these do not fit in the dry run.\n\n"
+    text += _fitting(results)
     text += _table("all", rows, lambda _case: "all")
     for name, of in _GROUPS.items():
         text += _table(name, rows, of)
@@ -64,18 +64,28 @@ _GROUPS: dict[str, Callable[[TrainerCase], str]] = {
 }
 
 
+def _fitting(results: Sequence[TrainerResult]) -> str:
+    called, near = [fits(result) for result in results], [fits(result, "0") for result in results]
+    return (
+        f"A search, which leaves {DEFAULT_MARGIN} of the device free, calls {sum(said for said, _ in called)} of them "
+        f"fitting; {called.count((True, False))} of these exceed the device in the dry run. To the last byte "
+        f"{sum(said for said, _ in near)} are predicted to fit, of which {near.count((True, False))} do not.\n\n"
+    )
+
+
 def difference(result: TrainerResult) -> float:
     """Predicted over found peak, less 1."""
     case = result.case
     return predict_rank(case.setting(), case.layout, case.rank).peak_bytes / result.peak_bytes - 1.0
 
 
-def fits(result: TrainerResult) -> tuple[bool, bool]:
-    """Whether the layout fits its device: as predicted, and as found."""
+def fits(result: TrainerResult, margin: str = DEFAULT_MARGIN) -> tuple[bool, bool]:
+    """Whether a search that leaves a margin calls the layout fitting, and whether it fits the device as found."""
     case = result.case
     room = room_of(case.setting(), case.layout, case.rank)
     predicted = predict_rank(case.setting(), case.layout, case.rank).peak_bytes
-    return room.peak_bytes(predicted) <= room.usable_bytes, room.peak_bytes(result.peak_bytes) <= room.usable_bytes
+    left = room.usable_bytes - parse_memory("margin", margin, whole_bytes=room.usable_bytes)
+    return room.peak_bytes(predicted) <= left, room.peak_bytes(result.peak_bytes) <= room.usable_bytes
 
 
 def _table(name: str, rows: Sequence[tuple[TrainerResult, float]], of: Callable[[TrainerCase], str]) -> str:
