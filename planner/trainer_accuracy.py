@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import argparse
 import os
+import signal
 import statistics
 import sys
 import warnings
@@ -114,11 +115,19 @@ def run_missing(path: Path, count: int, jobs: int, seed: int) -> None:
     """Dry-run the drawn cases that the file does not have, and add them to it one by one."""
     had = {_key(result.case) for result in read_results(path)}
     missing = [case for case in draw_cases(count, seed) if _key(case) not in had]
+    _cut_torn(path)
     with get_context("spawn").Pool(jobs, _quiet) as pool, path.open("a", encoding="utf-8") as file:
         for number, result in enumerate(pool.imap_unordered(run_case, missing), start=1):
             file.write(result.line() + "\n")
             file.flush()
             sys.stderr.write(f"{number} of {len(missing)}: {result.case.model} {result.case.layout.name}\n")
+
+
+def _cut_torn(path: Path) -> None:
+    """A run that was killed can leave half a line, which the next one would be added to."""
+    if path.exists():
+        with path.open("r+b") as file:
+            file.truncate(file.read().rfind(b"\n") + 1)
 
 
 def _read(path: Path) -> list[TrainerResult]:
@@ -134,16 +143,25 @@ def _key(case: TrainerCase) -> tuple[object, ...]:
 
 
 def _quiet() -> None:
+    """Of a worker; the one that started it is interrupted and ends it."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
     os.environ["TORCH_DEVICE_BACKEND_AUTOLOAD"] = "0"
     warnings.simplefilter("ignore")
+
+
+def _positive(text: str) -> int:
+    number = int(text)
+    if number < 1:
+        raise ValueError(text)
+    return number
 
 
 def main(arguments: Iterable[str] | None = None) -> int:
     """The command; 1 where an error is larger than the tolerance or something is wrongly called fitting."""
     parser = argparse.ArgumentParser(prog="python -m planner.trainer_accuracy", description=__doc__)
     parser.add_argument("--results", type=Path, required=True, help="file of results, one JSON object a line")
-    parser.add_argument("--run", type=int, default=0, metavar="COUNT", help="dry-run so many layouts first")
-    parser.add_argument("--jobs", type=int, default=1)
+    parser.add_argument("--run", type=_positive, default=0, metavar="COUNT", help="dry-run so many layouts first")
+    parser.add_argument("--jobs", type=_positive, default=1)
     parser.add_argument("--seed", type=int, default=20)
     parser.add_argument("-o", "--out", type=Path, help="page to write; stdout otherwise")
     given = parser.parse_args(None if arguments is None else list(arguments))
@@ -156,6 +174,9 @@ def main(arguments: Iterable[str] | None = None) -> int:
             given.out.write_text(text, encoding="utf-8")
         else:
             sys.stdout.write(text)
+    except KeyboardInterrupt:
+        sys.stderr.write("interrupted; what was run is kept\n")
+        return 130
     except OSError as error:
         sys.stderr.write(f"{error}\n")
         return 2

@@ -11,6 +11,7 @@ import numpy as np
 
 from cost_models.calibration import calibration_of
 from cost_models.catalog import find_cluster, find_model
+from cost_models.errors import TitanPlanError
 from cost_models.layout import Layout, Layouts
 from cost_models.rules import first_violations
 from cost_models.setting import Setting
@@ -173,5 +174,18 @@ def read_results(path: Path) -> list[TrainerResult]:
     """All results of a file, none where there is no file; a torn last line is left out."""
     if not path.exists():
         return []
-    lines = path.read_text(encoding="utf-8").splitlines(keepends=True)
-    return [TrainerResult.read(line) for line in lines if line.endswith("\n")]
+    lines = path.read_text(encoding="utf-8", errors="replace").splitlines(keepends=True)
+    return [_result(path, number, line) for number, line in enumerate(lines, start=1) if line.endswith("\n")]
+
+
+def _result(path: Path, number: int, line: str) -> TrainerResult:
+    try:
+        found = TrainerResult.read(line)
+        sized = found.peak_bytes > 0 and 0 <= found.case.rank < found.case.layout.devices
+        valid = sized and np.all(first_violations(found.case.setting(), Layouts.of([found.case.layout])) < 0)
+    except (ValueError, TypeError, LookupError, AttributeError, TitanPlanError):
+        valid = False
+    if not valid:
+        message = f"{path} line {number} is not a result: {line.strip()[:60]}"
+        raise TitanPlanError("C603", message, "delete the line; --run makes it again")
+    return found

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-import os
+import tempfile
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -46,7 +46,7 @@ def dry_run(plan: str, rank: int | None, all_stages: bool, trace: str | None, as
     config, setting = _read(Path(plan))
     ranks = _ranks(config, setting, rank, all_stages=all_stages)
     if trace is not None:
-        _check_place(Path(trace))
+        _check_place(Path(trace), Path(plan))
     if not quiet:
         for note in setting.notes:
             click.echo(f"note: {note}", err=True)
@@ -89,13 +89,22 @@ def _ranks(config: TrainConfig, setting: DrySetting, rank: int | None, *, all_st
     return (rank,)
 
 
-def _check_place(path: Path) -> None:
-    """A path that cannot be written is told before the run, not after it."""
+def _check_place(trace: Path, plan: Path) -> None:
+    """A path that cannot be written, or must not be, is told before the run: writing replaces what is there."""
     from cost_models.errors import TitanPlanError
+    from runtime.launch import config_file
 
-    folder = path.absolute().parent
-    if path.is_dir() or not folder.is_dir() or not os.access(folder, os.W_OK | os.X_OK):
-        raise TitanPlanError("C603", f"cannot write --trace {str(path)[:80]}", "name a file in a folder of yours")
+    try:
+        target = trace.resolve()
+        taken = target.exists() and not target.is_file()
+        if not taken and target != config_file(plan).resolve():
+            with tempfile.NamedTemporaryFile(dir=target.parent, prefix=f".{target.name}."):
+                return
+    except (OSError, ValueError):
+        pass
+    raise TitanPlanError(
+        "C603", f"cannot write --trace {str(trace)[:80]}", "name a file of its own in a folder of yours"
+    )
 
 
 def _run(config: TrainConfig, ranks: Sequence[int], *, quiet: bool) -> list[ToldRun]:

@@ -36,6 +36,11 @@ def run(arguments: list[str]) -> int:
         return _tell(error, as_json=as_json)
     except BrokenPipeError:
         return _reader_gone()
+    except SystemExit as left:
+        # click and rich leave by themselves where the reader has, with a code that here means something else.
+        if isinstance(left.__context__, BrokenPipeError):
+            return _reader_gone()
+        raise
     except (KeyboardInterrupt, click.exceptions.Abort):
         return _tell(TitanPlanError(_STOPPED, "interrupted", "run it again", exit_code=_INTERRUPTED), as_json=as_json)
     except (OSError, UnicodeEncodeError) as error:

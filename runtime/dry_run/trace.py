@@ -39,13 +39,14 @@ def trace_events(runs: Sequence[DryRun]) -> list[dict[str, Any]]:
 
 
 def write_trace(runs: Sequence[DryRun], path: Path) -> None:
-    """Write the file, whole or not at all.
+    """Write the file, whole or not at all; a link stays one.
 
     The outermost value is a list, as in the `trace_view.json` of the Ascend profiler.
 
     Raises:
         TitanPlanError: C603.
     """
+    path = path.resolve()
     try:
         handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name[:64]}.", suffix=".tmp")
         try:

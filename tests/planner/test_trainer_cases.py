@@ -10,9 +10,10 @@ import pytest
 
 from cost_models.layout import Layouts
 from cost_models.rules import first_violations
+from planner import trainer_accuracy
 from planner.dry_compare import TOLERANCE, predict_rank
 from planner.trainer_accuracy import difference, fits, main
-from planner.trainer_cases import TrainerCase, TrainerResult, draw_cases, read_results, run_case
+from planner.trainer_cases import SEED, TrainerCase, TrainerResult, draw_cases, read_results, run_case
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -44,6 +45,61 @@ def test_results_are_read_as_they_were_written(tmp_path: Path) -> None:
     assert read_results(path) == []
     path.write_text(f"{result.line()}\n{result.line()}\n{result.line()[:40]}", encoding="utf-8")
     assert read_results(path) == [result, result]
+
+
+@pytest.mark.parametrize(
+    "line", ["", "garbage", "{}", "[1]", "null", "\ufffd", "zero peak", "no such rank", "no such tp"]
+)
+def test_a_line_that_is_no_result_is_named(line: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    case = next(draw_cases(1))
+    good = TrainerResult(case=case, peak_bytes=7, memory_bytes={}, moment="update", seconds=0.5)
+    changed = {
+        "zero peak": replace(good, peak_bytes=0),
+        "no such rank": replace(good, case=replace(case, rank=9999)),
+        "no such tp": replace(good, case=replace(case, layout=replace(case.layout, tp=3))),
+    }
+    path = tmp_path / "results.jsonl"
+    text = changed[line].line() if line in changed else line
+    path.write_text(f"{good.line()}\n{text}\n", encoding="utf-8")
+    assert main(["--results", str(path)]) == 2
+    assert "line 2 is not a result" in capsys.readouterr().err
+
+
+def test_half_a_line_is_cut_before_another_is_added(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    first, second = draw_cases(2)
+    done = TrainerResult(case=first, peak_bytes=7, memory_bytes={}, moment="update", seconds=0.5)
+    path = tmp_path / "results.jsonl"
+    path.write_text(f"{done.line()}\n{done.line()[:40]}", encoding="utf-8")
+    run = replace(done, case=second)
+    monkeypatch.setattr(trainer_accuracy, "get_context", lambda _kind: OneResult(run))
+    trainer_accuracy.run_missing(path, 2, 1, SEED)
+    assert read_results(path) == [done, run]
+
+
+class OneResult:
+    """Stands in for a pool of processes."""
+
+    def __init__(self, result: TrainerResult) -> None:
+        self._result = result
+
+    def Pool(self, *_arguments: object) -> OneResult:  # noqa: N802 - multiprocessing's name
+        return self
+
+    def __enter__(self) -> OneResult:
+        return self
+
+    def __exit__(self, *_error: object) -> None:
+        pass
+
+    def imap_unordered(self, _run: object, cases: list[TrainerCase]) -> list[TrainerResult]:
+        assert cases == [self._result.case]
+        return [self._result]
+
+
+@pytest.mark.parametrize("given", [("--jobs", "0"), ("--jobs", "-3"), ("--run", "-1"), ("--run", "many")])
+def test_numbers_that_make_no_sense_are_refused(given: tuple[str, str], tmp_path: Path) -> None:
+    with pytest.raises(SystemExit, match="2"):
+        main(["--results", str(tmp_path / "results.jsonl"), *given])
 
 
 def test_the_page_tells_of_each_group_and_what_is_wrong(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

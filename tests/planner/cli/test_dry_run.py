@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 from typing import TYPE_CHECKING, Any
@@ -37,6 +38,9 @@ BAD = [
     (("pipeline.yaml", "--rank", "0", "--all-stages"), "C617", "--all-stages"),
     (("pipeline.yaml", "--trace", "none/trace.json"), "C603", "none/trace.json"),
     (("pipeline.yaml", "--trace", "empty"), "C603", "empty"),
+    (("pipeline.yaml", "--trace", "pipeline.yaml"), "C603", "pipeline.yaml"),
+    (("pipeline.yaml", "--trace", "queue"), "C603", "queue"),
+    (("pipeline.yaml", "--trace", "x" * 300), "C603", "xxx"),
     ((), "C617", "PLAN"),
 ]
 
@@ -45,6 +49,7 @@ BAD = [
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.chdir(tmp_path)
     (tmp_path / "empty").mkdir()
+    os.mkfifo(tmp_path / "queue")
     texts = {
         "pipeline": PIPELINE,
         "one": ONE,
@@ -189,3 +194,24 @@ def test_ctrl_c_ends_with_130(capsys: pytest.CaptureFixture[str], monkeypatch: p
     monkeypatch.setattr("planner.cli.dry_run._run_one", stop)
     assert run(["dry-run", "one.yaml", "--trace", "trace.json"]) == 130
     assert "error[R710]" in capsys.readouterr().err
+
+
+def test_a_trace_never_takes_the_place_of_what_is_no_file_of_its_own(folder: Path) -> None:
+    (folder / "queue-link").symlink_to(folder / "queue")
+    (folder / "plan-link").symlink_to(folder / "one.yaml")
+    for name in ("queue", "queue-link", "plan-link", "one.yaml"):
+        assert run(["dry-run", "one.yaml", "--trace", name]) == 2
+    assert (folder / "queue").is_fifo()
+    assert (folder / "one.yaml").read_text(encoding="utf-8") == ONE
+
+
+def test_a_reader_that_leaves_early_is_no_contradiction() -> None:
+    """The shell's `| head`: the pipe is closed before anything is written."""
+    program = "import sys; from planner.cli.errors import run; sys.exit(run(['dry-run', 'one.yaml', '-q']))"
+    reading, writing = os.pipe()
+    os.close(reading)
+    done = subprocess.run(
+        [sys.executable, "-c", program], stdout=writing, stderr=subprocess.PIPE, text=True, timeout=120, check=False
+    )
+    os.close(writing)
+    assert (done.returncode, done.stderr) == (0, "")

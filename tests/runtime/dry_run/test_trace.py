@@ -77,3 +77,10 @@ def test_a_folder_that_is_not_there_is_told(tmp_path: Path) -> None:
     with pytest.raises(TitanPlanError) as raised:
         write_trace([], tmp_path / "none" / "trace.json")
     assert raised.value.code == "C603"
+
+
+def test_a_link_stays_one(tmp_path: Path) -> None:
+    (tmp_path / "link.json").symlink_to(tmp_path / "real.json")
+    write_trace([a_run(0, 1)], tmp_path / "link.json")
+    assert (tmp_path / "link.json").is_symlink()
+    assert json.loads((tmp_path / "real.json").read_text(encoding="utf-8")) == trace_events([a_run(0, 1)])
