@@ -116,6 +116,8 @@ class StageEnds:
             np.where(n > 0, 0.0, NEVER) for n in (self._stage.has_head, self._stage.has_embedding)
         )
         dense = np.where(self._u.third & sparse, layer, 0.0)
+        # A table that embedding and head share is gathered before all else, as the root of the model.
+        has_embedding = np.where(self._u.third & (at.weights > 0), NEVER, has_embedding)
         return [
             moment("gather of last layer", last, before + dense + turned + kept.own, most, there, head),
             moment("gather of head", head, last, full - kept.head + kept.own, there + has_head, 0.0 * head),
@@ -135,7 +137,7 @@ class StageEnds:
         weights = np.where(gathers, self._u.computed(elements), 0.0)
         return Moment(
             name="forward",
-            weights=np.where(gathers, 0.0, at.weights),
+            weights=at.weights,
             gradients=self._u.gradients(at.at),
             activations=self._kept.on_device(at.chunks, at.waiting) - self._kept.head,
             transient=self._layers.running + weights + np.where(self.runs_forward(at), at.there, NEVER),
@@ -148,7 +150,7 @@ class StageEnds:
         weights = np.where(gathers, self._u.computed(2 * self._u.layer), 0.0)
         return Moment(
             name="forward of a recomputed layer",
-            weights=np.where(gathers, 0.0, at.weights),
+            weights=at.weights,
             gradients=self._u.gradients(at.at),
             activations=kept.on_device(at.chunks, at.waiting) - kept.head,
             transient=self._layers.running_again + weights + np.where(leaving, at.there, NEVER),

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import pytest
 
-from cost_models.layout import Layouts
+from cost_models.layout import Layout, Layouts
 from cost_models.rules import first_violations
 from planner import trainer_accuracy
 from planner.dry_compare import TOLERANCE, predict_rank
@@ -126,6 +126,29 @@ def test_the_page_tells_of_each_group_and_what_is_wrong(tmp_path: Path, capsys: 
 def test_the_predicted_peak_is_the_trainers(case: TrainerCase) -> None:
     """A few layers only, so that what a moment holds beside them weighs more than it does in a whole model."""
     assert abs(difference(run_case(case))) < TOLERANCE
+
+
+@pytest.mark.parametrize(
+    "layout",
+    [
+        Layout(dp=8, dp_shard=8, zero=3, accumulation=2),
+        Layout(dp=8, dp_shard=8, zero=3, accumulation=4, reduce_gradients="every", recompute="full"),
+        Layout(dp=8, dp_shard=8, zero=2, recompute="full"),
+        Layout(tp=2, sp=True, dp=4, dp_shard=4, zero=3, accumulation=2, recompute="selective"),
+    ],
+    ids=lambda layout: layout.name,
+)
+def test_a_table_that_embedding_and_head_share_is_there_from_one_to_the_other(layout: Layout) -> None:
+    case = TrainerCase(
+        model="qwen3-0.6b",
+        n_layers=8,
+        n_devices=8,
+        seq_len=1024,
+        global_batch=layout.dp * layout.accumulation,
+        precision="bf16",
+        layout=layout,
+    )
+    assert abs(difference(run_case(case))) < 0.03
 
 
 @pytest.mark.heavy
