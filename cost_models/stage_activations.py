@@ -36,14 +36,19 @@ class InFlight:
     Attributes:
         chunks: virtual stages in flight.
         gradients: share of the rank's virtual stages whose gradients of earlier micro batches are accumulated.
-        earlier: whether a backward of this rank came before.
+        over: backwards of this rank that came before.
         reduced: share of the virtual stages whose gradients are reduced for good.
     """
 
     chunks: Column
     gradients: Column
-    earlier: Column
+    over: Column
     reduced: Column
+
+    @property
+    def earlier(self) -> Column:
+        """Whether a backward of this rank came before."""
+        return np.asarray(self.over > 0)
 
 
 class StageActivations:
@@ -157,31 +162,33 @@ class StageActivations:
         return np.where(self._x.pp > 1, sends * self.own, 0.0)
 
     def unsent(self, at: InFlight) -> Column:
-        """The last virtual stage sends gradients alone, none before its first backward."""
-        return np.where(at.earlier, 0.0, self._stage.has_head * self.sends_of_stage)
+        """The last stage sends a gradient a backward; another virtual stage of it sends too from the first one on."""
+        sent = np.where(self._x.vpp > 1, self.sends_of_stage, self.own)
+        return self._stage.has_head * np.maximum(self.sends_of_stage - at.over * sent, 0.0)
 
     @property
-    def _total(self) -> Column:
+    def total(self) -> Column:
         """Backwards of the rank."""
         return self._x.accumulation * self._x.vpp
 
-    def _after(self, backwards: Column, chunks: Column) -> InFlight:
+    def after(self, backwards: Column, chunks: Column) -> InFlight:
         """So many in flight as so many backwards are over. Each round of them brings one more chunk's gradients."""
         x, over = self._x, backwards - self.waiting
         rounds = np.floor((over - 1) / self.per_turn) + 1
-        done = self.single & (x.reduce_gradients != EVERY)  # those that are reduced each time are there as accumulated
+        # Those that are reduced each time are there as accumulated, but for a single time.
+        done = self.single & ((x.reduce_gradients != EVERY) | (x.accumulation == 1))
         reduced = np.where(done, np.clip(np.floor(over / self.per_turn) / x.vpp, 0, 1), 0.0)
-        return InFlight(chunks, np.clip(rounds / x.vpp, 0, self.share), backwards > 0, reduced)
+        return InFlight(chunks, np.clip(rounds / x.vpp, 0, self.share), backwards, reduced)
 
     @cached_property
     def fullest(self) -> InFlight:
         """The latest backward but the last with the most in flight."""
-        return self._after(self._total - np.maximum(self.chunks + self.waiting, 2), self.chunks)
+        return self.after(self.total - np.maximum(self.chunks + self.waiting, 2), self.chunks)
 
     @cached_property
     def latest(self) -> InFlight:
         """The latest backward but the last with most weight gradients left behind."""
-        return self._after(self._total - np.maximum(self.late[0], 2), self.late[0])
+        return self.after(self.total - np.maximum(self.late[0], 2), self.late[0])
 
     def before_all(self, at: InFlight) -> InFlight:
         """The same as the virtual stage whose turn is last has no gradients yet."""
@@ -190,9 +197,13 @@ class StageActivations:
     @cached_property
     def risen(self) -> InFlight:
         """The first backward after `fullest` with one more virtual stage's gradients."""
-        over = self._total - np.maximum(self.chunks + self.waiting, 2) - self.waiting
-        rounds = np.floor((over - 1) / self.per_turn) + 1
-        return self._with_rounds(rounds + 1)
+        return self._with_rounds(self.full_rounds + 1)
+
+    @cached_property
+    def full_rounds(self) -> Column:
+        """Virtual stages that have gradients at `fullest`."""
+        over = self.total - np.maximum(self.chunks + self.waiting, 2) - self.waiting
+        return np.floor((over - 1) / self.per_turn) + 1
 
     @cached_property
     def steady(self) -> InFlight:
@@ -202,16 +213,16 @@ class StageActivations:
     def _with_rounds(self, rounds: Column) -> InFlight:
         """The first backward with the gradients of so many virtual stages, if it is not the last one."""
         x = self._x
-        left = self._total - (rounds - 1) * self.per_turn - 1 - self.waiting
+        left = self.total - (rounds - 1) * self.per_turn - 1 - self.waiting
         there = (left > 1) & (rounds <= x.vpp) & (x.accumulation > 1)
         chunks = np.where(there, np.clip(left, 1, self.chunks), 0.0)
-        return replace(self._after((rounds - 1) * self.per_turn + 1 + self.waiting, chunks), chunks=chunks)
+        return replace(self.after((rounds - 1) * self.per_turn + 1 + self.waiting, chunks), chunks=chunks)
 
     @cached_property
     def last(self) -> InFlight:
         """The last backward of the virtual stage that comes first in backward."""
         left = (self._x.vpp - 1) * self.per_turn + 1
-        return self._after(self._total - left, np.minimum(left, self.chunks))
+        return self.after(self.total - left, np.minimum(left, self.chunks))
 
     @cached_property
     def final(self) -> InFlight:
@@ -219,12 +230,13 @@ class StageActivations:
         x = self._x
         accumulated = np.where(x.reduce_gradients == EVERY, self.share, np.minimum(self.share, 1.0 / x.vpp))
         reduced = np.where(x.reduce_gradients == EVERY, 0.0, (x.vpp - 1.0) / x.vpp)
-        return InFlight(np.ones_like(self.chunks), accumulated, self._total > 1, reduced)
+        return InFlight(np.ones_like(self.chunks), accumulated, self.total - 1, reduced)
 
     @cached_property
     def over(self) -> InFlight:
         """All but one micro batch are through."""
-        return InFlight(np.ones_like(self.chunks), self.share, self._x.accumulation > 1, 0.0 * self.share)
+        over = (self._x.accumulation - 1) * self._x.vpp
+        return InFlight(np.ones_like(self.chunks), self.share, over, 0.0 * self.share)
 
     @cached_property
     def share(self) -> Column:

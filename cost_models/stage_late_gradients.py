@@ -26,84 +26,142 @@ class StageLateGradients:
 
     @cached_property
     def moments(self) -> list[Moment]:
-        """Candidates for the peak."""
-        kept, states, x = self._kept, self._states, self._x
-        chunks = kept.fullest.chunks
-        there = np.where(kept.split, 0.0, NEVER)
-        dense = (states.dense_parameters - self._u.head - self._u.embedding) / x.vpp
-        experts = states.expert_parameters / x.vpp
-        ends = np.maximum(self._u.head, self._u.embedding)
-        whole = (dense + experts + ends) * float(states.gradient_bytes)
-        # Of a single virtual stage the head's gradient waits all the time; of several, this may be another one.
-        waits = np.where(x.vpp == 1, self._u.pending_head, 0.0)
-        whole = np.maximum(whole - waits, 0.0)
-        # Gradients of a virtual stage in the precision of the model become full ones, or are added to these. In full
-        # precision each is added at once.
-        alike = self._s.workload.numbers.main_weight_bytes == 0
-        low = self._u.computed(np.maximum(self._u.layer, self._u.experts) if alike else dense + experts)
-        made = np.where(self._u.units, low, 0.0)
-        wide = np.where(self._u.units, whole, 0.0)
-        alone = self._u.every | (x.accumulation == 1)
+        """Candidates for the peak.
 
-        def moment(
-            name: str,
-            at: InFlight,
-            activations: Column,
-            transient: Column,
-            gone: Column | float = 0.0,
-            weights: Column | None = None,
-        ) -> Moment:
-            there_are = self._u.gathered_at(at) if weights is None else weights
-            return Moment(
-                name=name,
-                weights=there_are - np.where(self._u.gathered > 0, gone, 0.0),
-                gradients=self._u.settled(at) + waits,
-                activations=activations,
-                transient=transient + there,
-            )
-
-        many = np.where(x.accumulation > 1, 0.0, NEVER)
-        before = InFlight(chunks, 0.0 * kept.share, np.asarray(False), 0.0 * kept.share)
-        # Later, as many others are there as the step still has.
-        rest = np.maximum(x.accumulation * x.vpp - 2, 0)
-        left = np.clip(chunks - 1, 0, rest)
-        late = np.clip(kept.waiting, 0, rest - left)
-
-        def behind(chunks: Column, waiting: Column) -> Column:
-            """What others keep; no loss is among them, whose backward follows at once."""
-            there = kept.on_device(chunks, waiting, window=0.0)
-            return there - kept.head * np.minimum(chunks, 1)
-
-        start, later = behind(chunks - 1, kept.waiting), behind(left, late)
-        grown = np.where(alone, np.maximum(made, wide), made)
-        copy, freed = self._first_copies(wide)
-        found = [
-            moment("weight gradients", before, start, np.maximum(made, wide)),
-            moment("weight gradients, later", kept.over, later, grown + many),
-            moment("end of virtual stage", before, start, wide + copy + np.where(alone, 0.0, NEVER), freed),
-            moment("end of another", kept.over, later, grown * alone + copy + many, freed),
-        ]
+        The more virtual stages have gradients, the fewer are left in flight: the most is where one more takes the first
+        away from those in flight, or at one of the ends.
+        """
+        kept, x = self._kept, self._x
+        found = self._of_turn(np.ones_like(kept.share), np.asarray(True))
         if np.any(x.vpp > 1):
-            over, rest = np.where(x.vpp > 1, 0.0, NEVER), behind(0.0 * chunks, 0.0 * chunks)
-            final = grown * alone + copy + over
-            found.append(moment("end of the last", kept.final, rest, final, freed, self._u.gathered_of_last))
-        if np.any(self._u.every & (x.vpp > 1)):
-            first, only = kept.before_all(kept.over), np.where(self._u.every & (x.vpp > 1), many, NEVER)
+            for turn in (kept.full_rounds, kept.full_rounds + 1, x.vpp):
+                there = (x.vpp > 1) & (turn > 1) & (turn <= x.vpp)
+                found += self._of_turn(np.clip(turn, 1, x.vpp), there)
+            found += self._ends_of_all
+        return found + self._put_off if np.any(x.schedule == ZB_V) else found
+
+    def _of_turn(self, turn: Column, there: Column) -> list[Moment]:
+        """The virtual stage that is such a one in backward: its first weight gradients, and the next ones."""
+        kept, x = self._kept, self._x
+        wide = np.maximum(self._low, self._whole(turn))
+        copy, freed = self._first_copies(wide)
+        found = []
+        for again in (0, 1):
+            over = (turn - 1) * kept.per_turn + again
+            at = kept.after(over + kept.waiting, kept.chunks)
+            others = self._others_behind(over)
+            grown = np.where(self._alone, wide, self._low) if again else wide
+            here = np.where(there & (x.accumulation > again), 0.0, NEVER)
+            each_time = np.where(self._alone, here, NEVER)
+            name = "weight gradients, again" if again else "weight gradients"
             found += [
-                moment("weight gradients, first of theirs", first, later, grown + only),
-                moment("end of first of theirs", first, later, grown + copy + only, freed),
-            ]
-        if np.any(x.schedule == ZB_V):
-            # At the end of a fold's step many others wait, which no offload takes.
-            in_flight, others = kept.late
-            put_off = behind(np.maximum(in_flight - 1, 0), others)
-            some = np.where((x.schedule == ZB_V) & (others > 0), many, NEVER)
-            each_time = np.where(alone, some, NEVER)
-            found += [
-                moment("weight gradients, put off", kept.over, put_off, grown + some, weights=self._u.gathered),
-                moment("end of one put off", kept.over, put_off, grown + copy + each_time, freed, self._u.gathered),
+                self._moment(name, at, others, grown + here),
+                self._moment(f"end of {name}", at, others, grown + copy + each_time, freed),
             ]
         return found
+
+    @property
+    def _ends_of_all(self) -> list[Moment]:
+        """The reduction of a virtual stage's gradients, of the first where these are over before the next one's."""
+        kept, x = self._kept, self._x
+        none = 0.0 * kept.chunks
+        single = np.where(kept.single & ~self._alone, 0.0, NEVER)
+        last = np.where(x.vpp > 1, 0.0, NEVER)
+        first_copy, first_freed = self._first_copies(self._whole(np.asarray(1)))
+        wide = np.maximum(self._low, self._whole(x.vpp))
+        copy, freed = self._first_copies(wide)
+        over = kept.per_turn - 1
+        first, others = kept.after(over + kept.waiting, kept.chunks), self._others_behind(over)
+        of_last = self._u.gathered_of_last
+        return [
+            self._moment("end of the first", first, others, first_copy + single, first_freed),
+            self._moment(
+                "end of the last",
+                kept.final,
+                self._behind(none, none),
+                wide * self._alone + copy + last,
+                freed,
+                of_last,
+            ),
+        ]
+
+    @property
+    def _put_off(self) -> list[Moment]:
+        """At the end of a fold's step many others wait, which no offload takes."""
+        kept, x = self._kept, self._x
+        in_flight, waiting = kept.late
+        others = self._behind(np.maximum(in_flight - 1, 0), waiting)
+        some = np.where((x.schedule == ZB_V) & (waiting > 0) & (x.accumulation > 1), 0.0, NEVER)
+        wide = np.maximum(self._low, np.maximum(self._whole(np.asarray(1)), self._whole(x.vpp)))
+        copy, freed = self._first_copies(wide)
+        grown, all_ = np.where(self._alone, wide, self._low), self._u.gathered
+        each_time = np.where(self._alone, some, NEVER)
+        return [
+            self._moment("weight gradients, put off", kept.over, others, grown + some, weights=all_),
+            self._moment("end of one put off", kept.over, others, grown + copy + each_time, freed, all_),
+        ]
+
+    def _moment(
+        self,
+        name: str,
+        at: InFlight,
+        activations: Column,
+        transient: Column,
+        gone: Column | float = 0.0,
+        weights: Column | None = None,
+    ) -> Moment:
+        there_are = self._u.gathered_at(at) if weights is None else weights
+        return Moment(
+            name=name,
+            weights=there_are - np.where(self._u.gathered > 0, gone, 0.0),
+            gradients=self._u.settled(at) + self._waits,
+            activations=activations,
+            transient=transient + np.where(self._kept.split, 0.0, NEVER),
+        )
+
+    @cached_property
+    def _alone(self) -> Column:
+        """Whether a virtual stage's weight gradients are reduced each time they are made."""
+        return np.asarray(self._u.every | (self._x.accumulation == 1))
+
+    @cached_property
+    def _waits(self) -> Column:
+        """The head's gradient waits all the time where it has the rank's only virtual stage."""
+        return np.where(self._x.vpp == 1, self._u.pending_head, 0.0)
+
+    @cached_property
+    def _low(self) -> Column:
+        """Gradients of a virtual stage in the precision of the model become full ones, or are added to these.
+
+        In full precision each is added at once.
+        """
+        states = self._states
+        dense = (states.dense_parameters - self._u.head - self._u.embedding) / self._x.vpp
+        alike = self._s.workload.numbers.main_weight_bytes == 0
+        elements = (
+            np.maximum(self._u.layer, self._u.experts) if alike else dense + states.expert_parameters / self._x.vpp
+        )
+        return np.where(self._u.units, self._u.computed(elements), 0.0)
+
+    def _whole(self, turn: Column) -> Column:
+        """Full gradients of a virtual stage by its turn in backward: the first has the head, the last the embedding."""
+        states, u, vpp = self._states, self._u, self._x.vpp
+        layers = (states.dense_parameters - u.head - u.embedding + states.expert_parameters) / vpp
+        ends = np.where(turn == 1, u.head, 0.0) + np.where(turn == vpp, u.embedding, 0.0)
+        whole = (layers + ends) * float(states.gradient_bytes)
+        return np.where(u.units, np.maximum(whole - self._waits, 0.0), 0.0)
+
+    def _others_behind(self, over: Column) -> Column:
+        """What other virtual stages keep at weight gradients before which so many were made."""
+        kept = self._kept
+        left = np.maximum(kept.total - over - 1, 0)
+        late = np.clip(kept.waiting, 0, left)
+        return self._behind(np.clip(kept.chunks - 1, 0, left - late), late)
+
+    def _behind(self, chunks: Column, waiting: Column) -> Column:
+        """What others keep; no loss is among them, whose backward follows at once."""
+        there = self._kept.on_device(chunks, waiting, window=0.0)
+        return there - self._kept.head * np.minimum(chunks, 1)
 
     def _first_copies(self, wide: Column) -> tuple[Column, Column]:
         """What is there beside all gradients of a virtual stage as the fullest of its units is reduced, and freed.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from functools import cached_property, reduce
 from typing import TYPE_CHECKING
 
@@ -17,6 +18,25 @@ if TYPE_CHECKING:
     from cost_models.stage_units import Pass, StageUnits
 
 
+@dataclass(frozen=True, slots=True)
+class _Behind:
+    """What a layer's backward comes behind.
+
+    Attributes:
+        copy: bytes of the copy that is being reduced as the layer begins.
+        reduces: whether there is one.
+        fetched: saved tensors come from the host one by one; nothing is taken off.
+        again: a layer that is made again, of those that are recomputed in part.
+        alone: no other unit is gathered meanwhile.
+    """
+
+    copy: Column
+    reduces: Column
+    fetched: bool
+    again: bool
+    alone: bool
+
+
 class StageLayers:
     """The last layer of a stage stands for all."""
 
@@ -24,56 +44,57 @@ class StageLayers:
         rank, self._u = units.rank, units
         self._s, self._x, self._parts, self._stage = rank.setting, rank.layouts, rank.parts, rank.stage
         self._states, self._kept = rank.states, rank.kept
-        self._peaks: dict[tuple[str, bool, bool], Column] = {}
+        self._peaks: dict[tuple[str, bool, bool, bool], Column] = {}
 
     def last(self, at: Pass, *, fetched: bool) -> Column:
         """Of the last layer, behind the head."""
-        plain = self.behind("", fetched=fetched)
-        return np.where(at.reduces, self.behind("head", fetched=fetched), plain) if np.any(at.reduces) else plain
+        plain = self.behind("", at, fetched=fetched)
+        return np.where(at.reduces, self.behind("head", at, fetched=fetched), plain) if np.any(at.reduces) else plain
 
-    def behind(self, before: str, *, fetched: bool, again: bool = False) -> Column:
+    def behind(self, before: str, at: Pass, *, fetched: bool = False, again: bool = False) -> Column:
         """Of a layer behind a unit whose copy is being reduced, or none.
 
         Args:
             again: of a virtual stage that is recomputed in part, a layer that is made again; otherwise one that is not.
         """
         again = again and bool(np.any(self._kept.in_part))
-        key = before, fetched, again
+        found = self._kept_peak(before, fetched, again, False)
+        alone = self._u.gathers_alone(at.at)
+        return np.where(alone, self._kept_peak(before, fetched, again, True), found) if np.any(alone) else found
+
+    def _kept_peak(self, before: str, fetched: bool, again: bool, alone: bool) -> Column:
+        key = before, fetched, again, alone
         if key not in self._peaks:
             unit = {
                 "": 0.0 * self._u.layer,
                 "head": self._u.copied(self._u.head),
                 "layer": self._u.copied(self._u.layer),
             }[before]
-            reduces = np.asarray(bool(before))
-            self._peaks[key] = self._peak_of_layer(unit, reduces=reduces, fetched=fetched, again=again)
+            behind = _Behind(unit, np.asarray(bool(before)), fetched=fetched, again=again, alone=alone)
+            self._peaks[key] = self._peak_of_layer(behind)
         return self._peaks[key]
 
-    def below(self, before: str, gone: Column) -> Column:
+    def below(self, before: str, gone: Column, at: Pass) -> Column:
         """The same of the layer below so many."""
-        whole = self.behind(before, fetched=False)
+        whole = self.behind(before, at)
         if not np.any(self._kept.in_part):
             return whole
         again = self._kept.in_part & (gone >= self._kept.whole_layers)
-        return np.where(again, self.behind(before, fetched=False, again=True), whole)
+        return np.where(again, self.behind(before, at, again=True), whole)
 
-    def _peak_of_layer(self, before: Column, *, reduces: Column, fetched: bool, again: bool) -> Column:
-        """The fullest instant of a layer's backward, less what its activations kept.
-
-        Args:
-            before: bytes of the copy that is being reduced as the layer begins.
-            fetched: saved tensors come from the host one by one; nothing is taken off.
-        """
-        experts = np.where(reduces, self._u.copied(self._u.experts), 0.0)
+    def _peak_of_layer(self, at: _Behind) -> Column:
+        """The fullest instant of a layer's backward, less what its activations kept."""
+        before, fetched, again = at.copy, at.fetched, at.again
+        experts = np.where(at.reduces, self._u.copied(self._u.experts), 0.0)
         whole = self._kept.in_part & (not again)
 
         def of_kind(sparse: bool) -> Column:
             kept, parts = self._kept, self._parts
             plain, lean = parts.backward("none", sparse=sparse), parts.backward("selective", sparse=sparse)
-            made = self._highest(plain, before, experts)
-            none = made if not fetched else self._highest(plain, before, experts, fetched=True)
+            made = self._highest(plain, at, experts)
+            none = made if not fetched else self._highest(plain, at, experts, fetched=True)
             some = np.any(self._x.recompute == SELECTIVE)
-            selective = self._highest(lean, before, experts, fetched=fetched) if some else none
+            selective = self._highest(lean, at, experts, fetched=fetched) if some else none
             none = np.maximum(none, self._arriving(plain.saved, before))
             selective = np.maximum(selective, self._arriving(lean.saved, before))
             made = np.maximum(made, self._arriving(plain.saved - plain.routed, before))
@@ -99,16 +120,16 @@ class StageLayers:
             return of_kind(True)
         return np.where(self._stage.moe_layers > 0, of_kind(True), of_kind(False))
 
-    def _highest(self, layer: LayerBackward, before: Column, experts: Column, *, fetched: bool = False) -> Column:
+    def _highest(self, layer: LayerBackward, at: _Behind, experts: Column, *, fetched: bool = False) -> Column:
         """Fullest instant with weight gradients and, under ZeRO-3, gathered weights: a unit's and the next one's."""
-        before_it = np.where(self._kept.longest > 1, self._u.layer, 0.0)
-        next_ = np.where(self._u.experts > 0, self._u.experts, before_it)
+        before_it = np.where(self._kept.longest > 1, self._u.layer, 0.0) * (not at.alone)
+        next_ = np.where(self._u.experts > 0, self._u.experts, before_it) * (not at.alone)
         gathered = {
             "layer": self._u.layer + next_,
             "experts": self._u.layer + self._u.experts + before_it,
             "behind": self._u.layer + before_it,
         }
-        copies = {"layer": before, "experts": before, "behind": experts}
+        copies = {"layer": at.copy, "experts": at.copy, "behind": experts}
         found = []
         for instant in layer.instants:
             here = (instant.fetched if fetched else instant.alive) + copies[instant.unit]

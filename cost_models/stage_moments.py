@@ -54,7 +54,7 @@ class StageMoments:
             found += [replace(moment, unsent=unsent) for moment in of_pass] if np.any(unsent) else of_pass
         alone = self._s.stack.fsdp & self.units.units & (self._x.pp == 1)
         if np.any(alone):
-            first = InFlight(self.kept.chunks, 0.0 * self.kept.share, np.asarray(False), 0.0 * self.kept.share)
+            first = InFlight(self.kept.chunks, 0.0 * self.kept.share, np.asarray(0), 0.0 * self.kept.share)
             no = np.asarray(False)
             at = Pass(
                 at=first,
@@ -133,10 +133,10 @@ class StageMoments:
         found = [moment("last layer", 0.0, 1.0, window, np.where(offloads, fetched, peak))]
         through = ~(at.reduces & self.units.units)  # else StageReductions has the layers below, with units between
         if np.any(offloads):
-            inner = np.where(offloads & through, self._layers.below("", np.asarray(1.0)), NEVER)
+            inner = np.where(offloads & through, self._layers.below("", np.asarray(1.0), at), NEVER)
             found.append(moment("inner layer", 0.0, 1.0, np.clip(per_stage - 1, 0, 2), inner))
         if np.any(kept.in_part):
-            again = np.where(kept.in_part & through, self._layers.behind("", fetched=False, again=True), NEVER)
+            again = np.where(kept.in_part & through, self._layers.behind("", at, again=True), NEVER)
             found.append(moment("recomputed layer", kept.whole_layers, kept.whole_layers, kept.window, again))
         first_pass = ~at.reduces & ~at.earlier & self.units.units & ~kept.split
         if np.any(first_pass):
@@ -144,11 +144,11 @@ class StageMoments:
             gone = np.maximum(per_stage - 2, 0)
             elements = self.units.head + gone * (self.units.layer + self.units.experts)
             grown = np.where(first_pass, elements * float(self.states.gradient_bytes), 0.0)
-            transient = self._layers.below("", gone) + np.where(first_pass, 0.0, NEVER)
+            transient = self._layers.below("", gone, at) + np.where(first_pass, 0.0, NEVER)
             low = moment("low layer", gone, gone, np.clip(per_stage, 0, 2), transient)
             found.append(replace(low, gradients=low.gradients + grown))
         if np.any(kept.split):
-            first = self._layers.below("", per_stage - 1)
+            first = self._layers.below("", per_stage - 1, at)
             # What waits for weight gradients has grown by all layers above the first.
             grown = (per_stage - 1) * kept.deferred - np.where(offloads, 0.0, kept.from_top(per_stage - 1))
             # The head's gradient is made with those of inputs.

@@ -82,7 +82,7 @@ class StageReductions:
             np.where(there_ > 0, 0.0, NEVER) for there_ in (self._stage.has_head, self._stage.has_embedding)
         )
         two, three = (np.where(per_stage >= n, 0.0, NEVER) for n in (2, 3))
-        second, first = (self._layers.below("layer", gone) for gone in (np.asarray(1.0), per_stage - 2))
+        second, first = (self._layers.below("layer", gone, at) for gone in (np.asarray(1.0), per_stage - 2))
         # All layers of the virtual stage but the first and another, which still gathers the first.
         most = head + (per_stage - 2) * layer, (per_stage - 2) * experts
         rest = states.dense_parameters - embedding, states.expert_parameters
@@ -124,7 +124,7 @@ class StageReductions:
             found.append(moment("second layer of the last", *all_but, per_stage - 2, first + three, final=True))
         if np.any(kept.in_part):
             gone = kept.whole_layers
-            again = self._layers.behind("layer", fetched=False, again=True) + np.where(kept.in_part, 0.0, NEVER)
+            again = self._layers.behind("layer", at, again=True) + np.where(kept.in_part, 0.0, NEVER)
             found.append(moment("recomputed layer", head + gone * layer, gone * experts, gone, again))
         if np.any(experts):
             last = experts / (3.0 if self._s.model.gated_mlp else 2.0)

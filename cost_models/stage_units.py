@@ -133,9 +133,23 @@ class StageUnits:
         return np.where(self.units, self.computed(elements), 0.0)
 
     def gathered_at(self, at: InFlight) -> Column:
-        """The same in a backward: reducing weight gradients that come later frees a virtual stage's weights."""
+        """The same in a backward. What is reduced is freed: for good, or until weight gradients that come later."""
         some = self.every & self.kept.split & (at.gradients >= 1) & (self._x.vpp > 1)
-        return np.where(some, self._gathered_between, self.gathered) if np.any(some) else self.gathered
+        here = np.where(some, self._gathered_between, self.gathered) if np.any(some) else self.gathered
+        if not np.any(at.reduced):
+            return here
+        layers = self.states.whole_parameters - self.embedding - self.head
+        freed = self.computed(at.reduced * layers + np.where(at.reduced > 0, self.head, 0.0))
+        return np.where(self.third, here, np.maximum(here - freed, 0.0))
+
+    def gathers_alone(self, at: InFlight) -> Column:
+        """Whether units are gathered one at a time in a backward: FSDP knows the next one from the forward before it.
+
+        A reduction forgets the order. Of two backwards without a forward between the second gathers no next unit.
+        """
+        x = self._x
+        follows = (at.over > 0) & (at.chunks < self.kept.chunks)
+        return np.asarray(self.units & self.third & self.every & (x.pp > 1) & (x.vpp == 1) & ~self.kept.split & follows)
 
     @cached_property
     def _gathered_between(self) -> Column:
@@ -213,4 +227,4 @@ class StageUnits:
 
 def all_gradients(share: Column) -> InFlight:
     """Nothing in flight, and this share of all gradients."""
-    return InFlight(0.0 * share, share, share > 0, 0.0 * share)
+    return InFlight(0.0 * share, share, np.where(share > 0, np.inf, 0.0), 0.0 * share)

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import time
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
+from unittest import mock
 
 import pytest
 import torch.distributed as dist
@@ -21,7 +23,7 @@ from tests.runtime.parity.models import MODELS
 from tests.runtime.parity.training import config_of
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Iterator
 
     from tests.ranks import RankPool
 
@@ -49,6 +51,7 @@ LAYOUTS: list[tuple[str, dict[str, Any]]] = [
 ]
 # Rows go where random routers send them: the dry run balances them.
 ROUTED = 0.1
+_LETS_GO_S = 0.002
 
 
 class GlooLedger(Ledger):
@@ -62,6 +65,23 @@ class GlooLedger(Ledger):
             super().see(tensors, made_by)
 
 
+@contextmanager
+def gloo_lets_go() -> Iterator[None]:
+    """Each wait ends once gloo's thread has dropped what it carried: it does so a moment after it says that it is done.
+
+    A rank that goes on at once finds a gathered buffer alive or dead by chance.
+    """
+    waits = dist.Work.wait
+
+    def wait(work: dist.Work, *args: Any) -> bool:  # noqa: ANN401 - passed on as it came
+        done = waits(work, *args)
+        time.sleep(_LETS_GO_S)
+        return done
+
+    with mock.patch.object(dist.Work, "wait", wait):
+        yield
+
+
 def real_run(model: dict[str, Any], sections: dict[str, dict[str, Any]]) -> DryRun:
     """What `dry_run` tells, of this real rank."""
     config = config_of(model, sections)
@@ -70,7 +90,7 @@ def real_run(model: dict[str, Any], sections: dict[str, dict[str, Any]]) -> DryR
     groups = open_groups(config, "cpu")
     stand_ins = StandIns(groups=groups, kernel=CountingKernel(watch), row_counts=counted)
     rank = dist.get_rank() if groups is not None else 0
-    with resizes_told(ledger.resized), watch:
+    with resizes_told(ledger.resized), watch, gloo_lets_go():
         device = CountedDevice(ledger)
         return followed(config, rank, device, stand_ins, ledger, watch, started=time.perf_counter(), settled=False)
 
