@@ -80,3 +80,20 @@ def gathered_chunks(schedule_code: IntColumn, pp: IntColumn, vpp: IntColumn, ran
 def per_round(pp: IntColumn, micro_batches: IntColumn) -> IntColumn:
     """Micro batches that a chunk of an interleaved schedule takes before the next chunk's turn."""
     return micro_batches // np.maximum(1, micro_batches // pp)
+
+
+def per_turn(schedule_code: IntColumn, pp: IntColumn, micro_batches: IntColumn, rank: IntColumn) -> IntColumn:
+    """Backwards of one chunk before the next one's; those of a fold take turns after so many."""
+    folded = np.minimum(pp - rank, micro_batches)
+    return np.asarray(np.where(schedule_code == ZB_V, folded, per_round(pp, micro_batches)))
+
+
+def left_behind(chunks: FloatColumn, waiting: IntColumn, left: IntColumn) -> tuple[FloatColumn, IntColumn]:
+    """Others at the weight gradients of a chunk of a split backward: with activations, and waiting for theirs.
+
+    Args:
+        chunks: at once with activations at the most. waiting: those that wait all the time.
+        left: weight gradients that are still to come behind these.
+    """
+    late = np.clip(waiting, 0, left)
+    return np.clip(chunks - 1, 0, left - late), late

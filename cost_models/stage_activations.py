@@ -10,7 +10,7 @@ import numpy as np
 
 from cost_models.layout import RECOMPUTES
 from cost_models.operators import saved_bytes
-from cost_models.pipeline_chunks import gathered_chunks, live_chunks, per_round, waiting_chunks
+from cost_models.pipeline_chunks import gathered_chunks, live_chunks, per_turn, waiting_chunks
 from cost_models.schedules import GPIPE, ONE_F_ONE_B, ZB_V, ZERO_BUBBLE
 from cost_models.stage_states import EVERY
 
@@ -164,7 +164,7 @@ class StageActivations:
     def unsent(self, at: InFlight) -> Column:
         """The last stage sends a gradient a backward; another virtual stage of it sends too from the first one on."""
         sent = np.where(self._x.vpp > 1, self.sends_of_stage, self.own)
-        return self._stage.has_head * np.maximum(self.sends_of_stage - at.over * sent, 0.0)
+        return self._stage.has_head * np.maximum(self.sends_of_stage - np.maximum(at.over, 0) * sent, 0.0)
 
     @property
     def total(self) -> Column:
@@ -255,10 +255,8 @@ class StageActivations:
 
     @cached_property
     def per_turn(self) -> Column:
-        """Backwards of one virtual stage before the next one's; those of a fold take turns after so many."""
-        x = self._x
-        folded = np.minimum(x.pp - self._rank, x.accumulation)
-        return np.where(x.schedule == ZB_V, folded, per_round(x.pp, x.accumulation))
+        """Backwards of one virtual stage before the next one's."""
+        return per_turn(self._x.schedule, self._x.pp, self._x.accumulation, self._rank)
 
     def alive(self, chunks: Column, waiting: Column) -> Column:
         """Activations of so many virtual stages, on the device or off it."""

@@ -46,7 +46,8 @@ class StageBounds:
             weights = moments.units.gathered_at(at) - head
             activations = kept.on_device(at.chunks, kept.waiting, window=window, top=top)
             gradients = moments.units.gradients(at) - np.where(self._units, FP32_BYTES * self._states.ends[1], 0.0)
-            there = np.where(at.chunks > 0, -kept.unsent(at), -np.inf)
+            # Its layer gathers the next one too.
+            there = np.where((at.chunks > 0) & ~moments.units.gathers_alone(at), -kept.unsent(at), -np.inf)
             found.append((activations + there + layer) + (weights + gradients))
         return np.maximum(*found)
 

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from cost_models.pipeline_chunks import left_behind
 from cost_models.schedules import ZB_V
 from cost_models.stage_activations import InFlight
 from cost_models.stage_units import NEVER, Moment
@@ -154,9 +155,7 @@ class StageLateGradients:
     def _others_behind(self, over: Column) -> Column:
         """What other virtual stages keep at weight gradients before which so many were made."""
         kept = self._kept
-        left = np.maximum(kept.total - over - 1, 0)
-        late = np.clip(kept.waiting, 0, left)
-        return self._behind(np.clip(kept.chunks - 1, 0, left - late), late)
+        return self._behind(*left_behind(kept.chunks, kept.waiting, np.maximum(kept.total - over - 1, 0)))
 
     def _behind(self, chunks: Column, waiting: Column) -> Column:
         """What others keep; no loss is among them, whose backward follows at once."""

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from itertools import pairwise
+from itertools import pairwise, product
 from typing import TYPE_CHECKING
 
 import numpy as np
 import pytest
 
-from cost_models.pipeline_chunks import gathered_chunks, live_chunks, waiting_chunks
+from cost_models.pipeline_chunks import gathered_chunks, left_behind, live_chunks, per_turn, waiting_chunks
 from cost_models.pipeline_simulator import peak_live
 from cost_models.schedules import SCHEDULES, schedule_actions, schedule_code
 from tests.cost_models.schedule_shapes import SHAPES
@@ -103,3 +103,43 @@ def test_gathered_chunks_are_counted_and_at_most_one_off_where_a_rank_has_three(
         for rank, actions in enumerate(schedule_actions(name, pp, vpp, micro_batches)):
             found = gathered(actions[: until_put_off(actions) if name == "zb-v" else None], vpp)
             assert abs(told[rank] - found) <= (vpp > 2), (pp, vpp, micro_batches, rank)
+
+
+def at_weight_gradients(actions: tuple[Action, ...]) -> list[tuple[int, bool, int]]:
+    """Of weight gradients: chunks that have some already, whether this one has, and others in flight or waiting."""
+    alive = waiting = 0
+    done: set[int] = set()
+    found = []
+    for action in actions:
+        if action.kind == "F":
+            alive += 1
+        elif action.kind == "I":
+            alive, waiting = alive - 1, waiting + 1
+        elif action.kind == "W":
+            waiting -= 1
+            found.append((len(done), action.stage in done, alive + waiting))
+            done.add(action.stage)
+    return found
+
+
+@pytest.mark.parametrize("name", SPLIT)
+def test_in_each_turn_others_are_in_flight_as_the_action_lists_say(name: str) -> None:
+    """Of a fold one more is told on some ranks, where micro batches run out before its second chunk's turn."""
+    for pp, vpp, micro_batches in SHAPES[name]:
+        shape, ranks = columns(name, pp, vpp, micro_batches), np.arange(pp)
+        late = waiting_chunks(*shape, ranks)
+        looped = name == "zero-bubble"
+        live = live_chunks(shape[0], shape[1], shape[2], shape[3], ranks)
+        chunks, waiting = (late[0], late[1]) if looped else (live, 0 * ranks)
+        turns = per_turn(shape[0], shape[1], shape[3], ranks)
+        for rank, actions in enumerate(schedule_actions(name, pp, vpp, micro_batches)):
+            found = at_weight_gradients(actions)
+            for turn, again in product(range(1, vpp + 1), range(min(2, micro_batches))):
+                of_turn = [n for done, mine, n in found if done == turn - 1 + again and mine == bool(again)]
+                if not of_turn:
+                    assert again, "a turn has a first backward"
+                    assert turns[rank] == 1, "and a second one, unless the next turn comes after one"
+                    continue
+                left = np.asarray(micro_batches * vpp - (turn - 1) * turns[rank] - again - 1)
+                others, put_off = left_behind(chunks[rank], waiting[rank], left)
+                assert 0 <= others + put_off - max(of_turn) <= (not looped), (pp, vpp, micro_batches, rank, turn, again)
