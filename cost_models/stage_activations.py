@@ -157,14 +157,24 @@ class StageActivations:
 
     @cached_property
     def sends_of_stage(self) -> Column:
-        """Bytes that a virtual stage has under way: the last send of 1F1B, otherwise the last two."""
-        sends = np.where(self._x.schedule == ONE_F_ONE_B, 1, np.minimum(self._x.accumulation, 2))
-        return np.where(self._x.pp > 1, sends * self.own, 0.0)
+        """Bytes that a virtual stage has under way: the last send of 1F1B, otherwise the last two.
 
-    def unsent(self, at: InFlight) -> Column:
-        """The last stage sends a gradient a backward; another virtual stage of it sends too from the first one on."""
-        sent = np.where(self._x.vpp > 1, self.sends_of_stage, self.own)
-        return self._stage.has_head * np.maximum(self.sends_of_stage - np.maximum(at.over, 0) * sent, 0.0)
+        A single micro batch of several virtual stages is sent on by each, and sent back.
+        """
+        x = self._x
+        each = np.where((x.accumulation == 1) & (x.vpp == 1), 1, 2)
+        sends = np.where(x.schedule == ONE_F_ONE_B, 1, each)
+        return np.where(x.pp > 1, sends * self.own, 0.0)
+
+    def unsent(self, over: Column) -> Column:
+        """What is not under way yet as so many backwards are over: a send of each back, all of the head's stage."""
+        x, over = self._x, np.maximum(over, 0)
+        back = np.where((x.pp > 1) & (x.vpp > 1) & (x.accumulation == 1), np.maximum(x.vpp - over, 0.0) * self.own, 0.0)
+        sent = np.where(x.vpp > 1, self.sends_of_stage, self.own)
+        of_head = np.where(
+            (x.vpp > 1) & (x.accumulation == 1), self.own, np.maximum(self.sends_of_stage - over * sent, 0.0)
+        )
+        return back + np.where(x.pp > 1, self._stage.has_head * of_head, 0.0)
 
     @property
     def total(self) -> Column:
@@ -177,8 +187,9 @@ class StageActivations:
         rounds = np.floor((over - 1) / self.per_turn) + 1
         # Those that are reduced each time are there as accumulated, but for a single time.
         done = self.single & ((x.reduce_gradients != EVERY) | (x.accumulation == 1))
-        reduced = np.where(done, np.clip(np.floor(over / self.per_turn) / x.vpp, 0, 1), 0.0)
-        return InFlight(chunks, np.clip(rounds / x.vpp, 0, self.share), backwards, reduced)
+        through = np.where(done, np.maximum(np.floor(over / self.per_turn), 0), 0.0)
+        gradients = np.clip((rounds - through) / x.vpp, 0, self.share)
+        return InFlight(chunks, gradients, backwards, np.minimum(through / x.vpp, 1))
 
     @cached_property
     def fullest(self) -> InFlight:

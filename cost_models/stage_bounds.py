@@ -47,7 +47,7 @@ class StageBounds:
             activations = kept.on_device(at.chunks, kept.waiting, window=window, top=top)
             gradients = moments.units.gradients(at) - np.where(self._units, FP32_BYTES * self._states.ends[1], 0.0)
             # Its layer gathers the next one too.
-            there = np.where((at.chunks > 0) & ~moments.units.gathers_alone(at), -kept.unsent(at), -np.inf)
+            there = np.where((at.chunks > 0) & ~moments.units.gathers_alone(at), -kept.unsent(at.over), -np.inf)
             found.append((activations + there + layer) + (weights + gradients))
         return np.maximum(*found)
 

@@ -45,7 +45,7 @@ class StageLateGradients:
         """The virtual stage that is such a one in backward: its first weight gradients, and the next ones."""
         kept, x = self._kept, self._x
         wide = np.maximum(self._low, self._whole(turn))
-        copy, freed = self._first_copies(wide)
+        copy, freed = self._first_copies(wide, turn)
         found = []
         for again in (0, 1):
             over = (turn - 1) * kept.per_turn + again
@@ -55,9 +55,10 @@ class StageLateGradients:
             here = np.where(there & (x.accumulation > again), 0.0, NEVER)
             each_time = np.where(self._alone, here, NEVER)
             name = "weight gradients, again" if again else "weight gradients"
+            weights = self._gathered_in(turn, at, again=bool(again))
             found += [
-                self._moment(name, at, others, grown + here),
-                self._moment(f"end of {name}", at, others, grown + copy + each_time, freed),
+                self._moment(name, at, others, grown + here, weights),
+                self._moment(f"end of {name}", at, others, grown + copy + each_time, weights, freed),
             ]
         return found
 
@@ -68,22 +69,18 @@ class StageLateGradients:
         none = 0.0 * kept.chunks
         single = np.where(kept.single & ~self._alone, 0.0, NEVER)
         last = np.where(x.vpp > 1, 0.0, NEVER)
-        first_copy, first_freed = self._first_copies(self._whole(np.asarray(1)))
+        one = np.ones_like(x.vpp)
+        first_copy, first_freed = self._first_copies(self._whole(one), one)
         wide = np.maximum(self._low, self._whole(x.vpp))
-        copy, freed = self._first_copies(wide)
+        copy, freed = self._first_copies(wide, x.vpp)
         over = kept.per_turn - 1
         first, others = kept.after(over + kept.waiting, kept.chunks), self._others_behind(over)
-        of_last = self._u.gathered_of_last
+        rest, end = self._behind(none, none), wide * self._alone + copy + last
         return [
-            self._moment("end of the first", first, others, first_copy + single, first_freed),
             self._moment(
-                "end of the last",
-                kept.final,
-                self._behind(none, none),
-                wide * self._alone + copy + last,
-                freed,
-                of_last,
+                "end of the first", first, others, first_copy + single, self._u.gathered_at(first), first_freed
             ),
+            self._moment("end of the last", kept.final, rest, end, self._u.gathered_of_last, freed),
         ]
 
     @property
@@ -93,14 +90,17 @@ class StageLateGradients:
         in_flight, waiting = kept.late
         others = self._behind(np.maximum(in_flight - 1, 0), waiting)
         some = np.where((x.schedule == ZB_V) & (waiting > 0) & (x.accumulation > 1), 0.0, NEVER)
-        wide = np.maximum(self._low, np.maximum(self._whole(np.asarray(1)), self._whole(x.vpp)))
-        copy, freed = self._first_copies(wide)
-        grown, all_ = np.where(self._alone, wide, self._low), self._u.gathered
-        each_time = np.where(self._alone, some, NEVER)
-        return [
-            self._moment("weight gradients, put off", kept.over, others, grown + some, weights=all_),
-            self._moment("end of one put off", kept.over, others, grown + copy + each_time, freed, all_),
-        ]
+        each_time, all_ = np.where(self._alone, some, NEVER), self._u.gathered
+        found = []
+        for turn in (np.ones_like(x.vpp), x.vpp):
+            wide = np.maximum(self._low, self._whole(turn))
+            copy, freed = self._first_copies(wide, turn)
+            grown = np.where(self._alone, wide, self._low)
+            found += [
+                self._moment("weight gradients, put off", kept.over, others, grown + some, all_),
+                self._moment("end of one put off", kept.over, others, grown + copy + each_time, all_, freed),
+            ]
+        return found
 
     def _moment(
         self,
@@ -108,17 +108,32 @@ class StageLateGradients:
         at: InFlight,
         activations: Column,
         transient: Column,
-        gone: Column | float = 0.0,
-        weights: Column | None = None,
+        weights: Column,
+        freed: Column | float = 0.0,
     ) -> Moment:
-        there_are = self._u.gathered_at(at) if weights is None else weights
         return Moment(
             name=name,
-            weights=there_are - np.where(self._u.gathered > 0, gone, 0.0),
+            weights=weights - np.where(self._u.gathered > 0, freed, 0.0),
             gradients=self._u.settled(at) + self._waits,
             activations=activations,
             transient=transient + np.where(self._kept.split, 0.0, NEVER),
+            unsent=self._kept.unsent(at.over + 1),
         )
+
+    def _gathered_in(self, turn: Column, at: InFlight, *, again: bool) -> Column:
+        """Gathered weights. Reduced each time, a virtual stage's are free until its next forward.
+
+        In its turn those of the turns before have none, but for one that a long run brings in between.
+        """
+        u, vpp = self._u, self._x.vpp
+        found = u.gathered_at(at)
+        each_time = u.every & (vpp > 1) & ~u.third & ((turn < vpp) | (not again))
+        if not np.any(each_time):
+            return found
+        there = np.maximum(vpp - turn + 1, np.minimum(vpp - 1, 2))
+        layers = (self._states.whole_parameters - u.head - u.embedding) / vpp
+        mine = u.computed(there * layers + u.embedding + np.where(turn == 1, u.head, 0.0))
+        return np.where(each_time & (found > 0), mine, found)
 
     @cached_property
     def _alone(self) -> Column:
@@ -162,7 +177,7 @@ class StageLateGradients:
         there = self._kept.on_device(chunks, waiting, window=0.0)
         return there - self._kept.head * np.minimum(chunks, 1)
 
-    def _first_copies(self, wide: Column) -> tuple[Column, Column]:
+    def _first_copies(self, wide: Column, turn: Column) -> tuple[Column, Column]:
         """What is there beside all gradients of a virtual stage as the fullest of its units is reduced, and freed.
 
         Units go from the embedding to the head: embedding, first layer, its experts, and the others like these.
@@ -176,11 +191,10 @@ class StageLateGradients:
         layer = (units.layer, units.shards(units.layer, none), self._states.last_tensor, 0.0 * turned)
         experts = (units.experts, units.shards(none, units.experts), last, turned)
         embedding = (units.embedding, units.shards(units.embedding, none), units.embedding, 0.0 * turned)
-        found = [(full(2 * units.head) - wide, none)]
-        # Virtual stages without the embedding, of several, have the head at the most.
-        others = np.where((self._x.vpp > 1) | (units.embedding == 0), 0.0, NEVER)
-        others = others - full(np.maximum(units.embedding - units.head, 0.0))
-        for sequence, start in (((embedding, layer, experts), none), ((layer, experts), others)):
+        found = [(np.where(turn == 1, full(2 * units.head) - wide, NEVER), none)]
+        has_embedding = (turn == self._x.vpp) & (units.embedding > 0)
+        with_it, without = np.where(has_embedding, 0.0, NEVER), np.where(has_embedding, NEVER, 0.0)
+        for sequence, start in (((embedding, layer, experts), with_it), ((layer, experts), without)):
             gone, shards = none, none
             for unit, shard, last, again in sequence:
                 alone = np.where(shard >= full(unit), shard, 0.0)  # a single rank divides its copy into another one

@@ -50,7 +50,7 @@ class StageMoments:
                 of_pass += self.ends.gathering(each) if third else []
             of_pass.append(self.ends.forward(each))
             of_pass += [self.ends.forward_again(each)] if np.any(self.kept.in_part) else []
-            unsent = self.kept.unsent(each.at)
+            unsent = self.kept.unsent(each.at.over)
             found += [replace(moment, unsent=unsent) for moment in of_pass] if np.any(unsent) else of_pass
         alone = self._s.stack.fsdp & self.units.units & (self._x.pp == 1)
         if np.any(alone):
@@ -116,6 +116,12 @@ class StageMoments:
         kept, per_stage = self.kept, self.kept.longest
         new = np.where(at.reduces & ~(at.earlier), self.units.shards(self.units.head, 0.0 * self.units.head), 0.0)
         whole = np.where(at.reduces & ~self.units.every & (at.earlier), self.states.gradient_bytes, 0)
+        if at.of_head and np.any(kept.split):
+            # The head's gradient is made with those of inputs, and waits for the others if it did not yet.
+            made = self.units.units & kept.split & (self.units.every | ~at.earlier)
+            new = new + np.where(
+                made, self.units.head * float(self.states.gradient_bytes) - self.units.pending_head, 0.0
+            )
         peak = self._layers.last(at, fetched=False)
 
         def moment(name: str, gone: Column | float, top: Column | float, window: Column, transient: Column) -> Moment:
@@ -151,11 +157,8 @@ class StageMoments:
             first = self._layers.below("", per_stage - 1, at)
             # What waits for weight gradients has grown by all layers above the first.
             grown = (per_stage - 1) * kept.deferred - np.where(offloads, 0.0, kept.from_top(per_stage - 1))
-            # The head's gradient is made with those of inputs.
-            made = np.where(self.units.units & ~at.earlier, self.units.head * float(self.states.gradient_bytes), 0.0)
-            made = made - np.where(made > 0, self.units.pending_head, 0.0)
             one = offloads & (per_stage < 2)
-            grown = made + np.where(kept.split, grown, NEVER)
+            grown = np.where(kept.split, grown, NEVER)
             window = np.where(offloads, np.clip(per_stage - 1, 0, 1), 2)
             found.append(moment("first layer", 0.0, per_stage - 1, window, np.where(one, fetched, first) + grown))
         return found

@@ -157,6 +157,7 @@ class StageReductions:
                 gradients=self._u.gradients(at),
                 activations=activations,
                 transient=self._ends.look_up + there,
+                unsent=kept.unsent(kept.final.over),
             )
 
         found = [moment("embedding, accumulated", kept.over, there)]
