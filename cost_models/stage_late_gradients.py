@@ -33,34 +33,47 @@ class StageLateGradients:
         away from those in flight, or at one of the ends.
         """
         kept, x = self._kept, self._x
-        found = self._of_turn(np.ones_like(kept.share), np.asarray(True))
+        one = np.ones_like(x.vpp)
+        found = self._of_turn(one, np.asarray(True))
         if np.any(x.vpp > 1):
             for turn in (kept.full_rounds, kept.full_rounds + 1, x.vpp):
                 there = (x.vpp > 1) & (turn > 1) & (turn <= x.vpp)
                 found += self._of_turn(np.clip(turn, 1, x.vpp), there)
+            if np.any(x.accumulation > kept.per_turn):
+                more = (x.vpp > 1) & (x.accumulation > kept.per_turn)
+                found += self._again(one, x.vpp * kept.per_turn, more)
             found += self._ends_of_all
         return found + self._put_off if np.any(x.schedule == ZB_V) else found
 
     def _of_turn(self, turn: Column, there: Column) -> list[Moment]:
         """The virtual stage that is such a one in backward: its first weight gradients, and the next ones."""
-        kept, x = self._kept, self._x
+        per_turn = self._kept.per_turn
+        before = (turn - 1) * per_turn
+        several = (per_turn > 1) | ((turn == self._x.vpp) & (self._x.accumulation > per_turn))
+        found = self._again(turn, before + 1, there & several)
         wide = np.maximum(self._low, self._whole(turn))
         copy, freed = self._first_copies(wide, turn)
-        found = []
-        for again in (0, 1):
-            over = (turn - 1) * kept.per_turn + again
-            at = kept.after(over + kept.waiting, kept.chunks)
-            others = self._others_behind(over)
-            grown = np.where(self._alone, wide, self._low) if again else wide
-            here = np.where(there & (x.accumulation > again), 0.0, NEVER)
-            each_time = np.where(self._alone, here, NEVER)
-            name = "weight gradients, again" if again else "weight gradients"
-            weights = self._gathered_in(turn, at, again=bool(again))
-            found += [
-                self._moment(name, at, others, grown + here, weights),
-                self._moment(f"end of {name}", at, others, grown + copy + each_time, weights, freed),
-            ]
+        at = self._kept.after(before + self._kept.waiting, self._kept.chunks)
+        weights, others = self._gathered_in(turn, at, again=False), self._others_behind(before)
+        here = np.where(there, 0.0, NEVER)
+        each_time = np.where(self._alone, here, NEVER)
+        found.append(self._moment("weight gradients", at, others, wide + here, weights))
+        found.append(self._moment("end of weight gradients", at, others, wide + copy + each_time, weights, freed))
         return found
+
+    def _again(self, turn: Column, over: Column, there: Column) -> list[Moment]:
+        """The same virtual stage's next ones, as so many weight gradients are over."""
+        wide = np.maximum(self._low, self._whole(turn))
+        copy, freed = self._first_copies(wide, turn)
+        at, others = self._kept.after(over + self._kept.waiting, self._kept.chunks), self._others_behind(over)
+        grown = np.where(self._alone, wide, self._low)
+        here = np.where(there, 0.0, NEVER)
+        each_time = np.where(self._alone, here, NEVER)
+        weights = self._gathered_in(turn, at, again=True)
+        return [
+            self._moment("weight gradients, again", at, others, grown + here, weights),
+            self._moment("end of weight gradients, again", at, others, grown + copy + each_time, weights, freed),
+        ]
 
     @property
     def _ends_of_all(self) -> list[Moment]:
@@ -127,13 +140,17 @@ class StageLateGradients:
         """
         u, vpp = self._u, self._x.vpp
         found = u.gathered_at(at)
-        each_time = u.every & (vpp > 1) & ~u.third & ((turn < vpp) | (not again))
+        each_time = u.units & u.every & (vpp > 1) & ~u.third
         if not np.any(each_time):
             return found
-        there = np.maximum(vpp - turn + 1, np.minimum(vpp - 1, 2))
         layers = (self._states.whole_parameters - u.head - u.embedding) / vpp
-        mine = u.computed(there * layers + u.embedding + np.where(turn == 1, u.head, 0.0))
-        return np.where(each_time & (found > 0), mine, found)
+        head = np.where(turn == 1, u.head, 0.0)
+        there = np.maximum(vpp - turn + 1, np.minimum(vpp - 1, 2))
+        before = u.computed(there * layers + u.embedding + head)
+        mine = u.computed(layers + np.where(turn == vpp, u.embedding, head))
+        all_have = at.gradients >= 1
+        first = each_time & ~all_have & ((turn < vpp) | (not again))
+        return np.where(first, before, np.where(each_time & all_have & (self._x.schedule == ZB_V), mine, found))
 
     @cached_property
     def _alone(self) -> Column:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from cost_models.layout import Column
+from cost_models.schedules import ZB_V
 from cost_models.stage_activations import InFlight
 from cost_models.stage_states import EVERY, FP32_BYTES
 
@@ -153,8 +154,10 @@ class StageUnits:
 
     @cached_property
     def _gathered_between(self) -> Column:
-        ends = self.embedding + self.head
-        layers = (self.states.whole_parameters - ends) / self._x.vpp
+        embedding, head = self.embedding, self.head
+        layers = (self.states.whole_parameters - embedding - head) / self._x.vpp
+        # The one virtual stage of a fold that has weights is that with the embedding or that with the head.
+        ends = np.where(self._x.schedule == ZB_V, np.maximum(embedding, head), embedding + head)
         return np.minimum(self.gathered, self.computed(layers * self.kept.gathered_chunks + ends))
 
     @cached_property

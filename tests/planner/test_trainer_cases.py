@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 
 SHALLOW = {"llama2-7b": 8, "llama2-70b": 8, "qwen3-8b": 9, "mixtral-8x7b": 8}
 FEW, MANY = 8, 304
+EVERY: dict[str, Any] = {"dp": 4, "dp_shard": 4, "reduce_gradients": "every"}
 
 
 def predicted(case: TrainerCase) -> int:
@@ -149,6 +150,43 @@ def test_a_table_that_embedding_and_head_share_is_there_from_one_to_the_other(la
         layout=layout,
     )
     assert abs(difference(run_case(case))) < 0.03
+
+
+@pytest.mark.parametrize(
+    ("model", "layout"),
+    [
+        # The second of two micro batches: one virtual stage is left in flight as all gradients are there.
+        ("llama2-70b", Layout(pp=4, vpp=2, dp=2, dp_shard=2, zero=1, micro_batch=4, accumulation=2, schedule="zb-v")),
+        # The virtual stages of a rank run their backwards one after another, and reduce each before the next.
+        ("llama2-7b", Layout(pp=4, vpp=2, dp=2, dp_shard=2, zero=3, micro_batch=2, accumulation=4, schedule="zb-v")),
+        # Units are reduced from the embedding to the head, in the virtual stage that each is in.
+        ("qwen3-8b", Layout(pp=2, vpp=2, zero=2, accumulation=2, recompute="full", schedule="zb-v", **EVERY)),
+        # The head's gradient waits for those of its virtual stage.
+        ("qwen3-8b", Layout(pp=2, vpp=2, zero=3, micro_batch=8, accumulation=4, schedule="zb-v", **EVERY)),
+        # Another round begins with the virtual stage that has the head, and all gradients are there.
+        ("llama2-7b", Layout(pp=2, vpp=2, zero=3, accumulation=4, schedule="zb-v", **EVERY)),
+        # Backwards without a forward between gather no next unit; the last stage has sent one gradient.
+        ("llama2-7b", Layout(pp=2, zero=3, accumulation=4, schedule="gpipe", activation_offload=True, **EVERY)),
+        # Each virtual stage sends its only micro batch on, and back.
+        (
+            "llama2-7b",
+            Layout(pp=2, vpp=8, dp=4, dp_shard=4, zero=3, micro_batch=8, recompute="full", schedule="interleaved"),
+        ),
+    ],
+    ids=lambda value: value.name if isinstance(value, Layout) else str(value),
+)
+def test_a_moment_of_few_micro_batches_is_the_trainers(model: str, layout: Layout) -> None:
+    case = TrainerCase(
+        model=model,
+        n_layers=32 if model == "llama2-70b" else 16,
+        n_devices=8,
+        seq_len=2048,
+        global_batch=layout.dp * layout.micro_batch * layout.accumulation,
+        precision="bf16",
+        layout=layout,
+    )
+    for rank in range(0, 8, 8 // layout.pp):
+        assert abs(difference(run_case(replace(case, rank=rank)))) < 0.015
 
 
 @pytest.mark.heavy
