@@ -286,6 +286,8 @@ class StageActivations:
         gone: Column | float = 0.0,
         window: Column | float | None = None,
         top: Column | float | None = None,
+        *,
+        forward: bool = False,
     ) -> Column:
         """The same without what is offloaded: of layers the one in use and the one on its way are on the device.
 
@@ -296,6 +298,7 @@ class StageActivations:
             gone: layers of the virtual stage in backward that are through.
             window: layers on the device where the rest is offloaded.
             top: layers above these; those that are through if None.
+            forward: the first layer's input is still the virtual stage's; backward brings a copy of it.
         """
         stays, inputs = self._staying(chunks, waiting)
         layers = chunks * self._kept_per_virtual_stage
@@ -305,8 +308,16 @@ class StageActivations:
             window = self.window if window is None else window
             above = gone if top is None else top
             there = self.from_top(above + window) - self.from_top(above) + inputs
+            if forward:
+                there = there - np.where(above + window >= self.longest, self._first_input, 0.0)
             layers = np.where(self._offloads, np.minimum(layers, there), layers)
         return layers + stays
+
+    @cached_property
+    def _first_input(self) -> Column:
+        """What a virtual stage received, if no embedding makes it."""
+        received = np.where(self._x.vpp == 1, 1.0 - self._stage.has_embedding, 1.0)
+        return np.where(self._x.pp > 1, received * self.own, 0.0)
 
     @cached_property
     def window(self) -> Column:

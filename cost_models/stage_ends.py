@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import cached_property
 from typing import TYPE_CHECKING
 
@@ -9,13 +10,14 @@ import numpy as np
 
 from cost_models.operators import padded_vocab
 from cost_models.schedules import GPIPE
+from cost_models.stage_activations import OFFLOAD_WINDOW, InFlight
 from cost_models.stage_states import FP32_BYTES
-from cost_models.stage_units import NEVER, Moment
+from cost_models.stage_units import NEVER, Moment, Pass
 
 if TYPE_CHECKING:
     from cost_models.layout import Column
     from cost_models.stage_layers import StageLayers
-    from cost_models.stage_units import Pass, StageUnits
+    from cost_models.stage_units import StageUnits
 
 
 class StageEnds:
@@ -40,7 +42,7 @@ class StageEnds:
             name="loss",
             weights=at.weights,
             gradients=self._u.gradients(at.at),
-            activations=kept.on_device(at.chunks, at.waiting),
+            activations=kept.on_device(at.chunks, at.waiting, forward=True),
             transient=buffer + gathered + scratch + there + at.there,
         )
 
@@ -109,8 +111,8 @@ class StageEnds:
                 transient=unit + others + np.where(self._u.third, unit, 0.0) + there,
             )
 
-        full = kept.on_device(at.chunks, at.waiting)
-        most = kept.on_device(at.chunks, at.waiting, gone=1.0) - kept.head
+        full = kept.on_device(at.chunks, at.waiting, forward=True)
+        most = kept.on_device(at.chunks, at.waiting, gone=1.0, forward=True) - kept.head
         less = kept.on_device(np.maximum(at.chunks - 1, 0), at.waiting)
         has_head, has_embedding = (
             np.where(n > 0, 0.0, NEVER) for n in (self._stage.has_head, self._stage.has_embedding)
@@ -132,16 +134,37 @@ class StageEnds:
 
     def forward(self, at: Pass) -> Moment:
         """The last layer's forward; under ZeRO-3 with its weights beside the buffer that they came in."""
-        gathers = self._u.third & self._u.units
-        elements = self._u.layer + np.where(self._u.experts > 0, 2 * self._u.experts, self._u.layer)
-        weights = np.where(gathers, self._u.computed(elements), 0.0)
+        return self._forward(at, window=self._kept.window)
+
+    def _forward(self, at: Pass, *, window: Column) -> Moment:
+        third, experts = self._u.third, self._u.experts
+        last = np.where(experts > 0, experts, self._u.layer)
+        # Otherwise a single micro batch's forward gathers all, each unit by a buffer that waits for the next one.
+        once = (self._x.accumulation == 1) & (self._x.pp > 1)
+        gathered = np.where(third, self._u.layer + np.where(experts > 0, 2 * experts, self._u.layer), once * last)
+        weights = np.where(self._u.units, self._u.computed(gathered), 0.0)
         return Moment(
             name="forward",
             weights=at.weights,
             gradients=self._u.gradients(at.at),
-            activations=self._kept.on_device(at.chunks, at.waiting) - self._kept.head,
+            activations=self._kept.on_device(at.chunks, at.waiting, window=window, forward=True) - self._kept.head,
             transient=self._layers.running + weights + np.where(self.runs_forward(at), at.there, NEVER),
         )
+
+    def warm_up(self) -> Moment:
+        """Forwards before any backward: of stages of one layer the one before is still leaving for the host."""
+        kept, none = self._kept, 0.0 * self._kept.share
+        one_by_one = (self._x.activation_offload == 1) & (kept.chunks > 1) & (kept.longest == 1)
+        at = Pass(
+            at=InFlight(kept.chunks, none, np.asarray(0), none),
+            waiting=np.asarray(0),
+            weights=self._u.gathered,
+            reduces=np.asarray(False),
+            frees=np.asarray(False),
+            there=np.where(one_by_one, 0.0, NEVER),
+        )
+        moment = self._forward(at, window=np.full_like(kept.window, OFFLOAD_WINDOW))
+        return replace(moment, name="forward of the warm-up", unsent=kept.unsent(np.asarray(0)))
 
     def forward_again(self, at: Pass) -> Moment:
         """The forward of a layer that is recomputed, while layers that keep all are still leaving for the host."""
@@ -152,6 +175,6 @@ class StageEnds:
             name="forward of a recomputed layer",
             weights=at.weights,
             gradients=self._u.gradients(at.at),
-            activations=kept.on_device(at.chunks, at.waiting) - kept.head,
+            activations=kept.on_device(at.chunks, at.waiting, forward=True) - kept.head,
             transient=self._layers.running_again + weights + np.where(leaving, at.there, NEVER),
         )

@@ -24,14 +24,14 @@ class _Behind:
 
     Attributes:
         copy: bytes of the copy that is being reduced as the layer begins.
-        reduces: whether there is one.
+        experts: bytes of the copy of the layer's own experts beside what it was made of, behind these.
         fetched: saved tensors come from the host one by one; nothing is taken off.
         again: a layer that is made again, of those that are recomputed in part.
         alone: no other unit is gathered meanwhile.
     """
 
     copy: Column
-    reduces: Column
+    experts: Column
     fetched: bool
     again: bool
     alone: bool
@@ -44,7 +44,7 @@ class StageLayers:
         rank, self._u = units.rank, units
         self._s, self._x, self._parts, self._stage = rank.setting, rank.layouts, rank.parts, rank.stage
         self._states, self._kept = rank.states, rank.kept
-        self._peaks: dict[tuple[str, bool, bool, bool], Column] = {}
+        self._peaks: dict[tuple[str, bool, bool, str], Column] = {}
 
     def last(self, at: Pass, *, fetched: bool) -> Column:
         """Of the last layer, behind the head."""
@@ -58,19 +58,29 @@ class StageLayers:
             again: of a virtual stage that is recomputed in part, a layer that is made again; otherwise one that is not.
         """
         again = again and bool(np.any(self._kept.in_part))
-        found = self._kept_peak(before, fetched, again, False)
-        alone = self._u.gathers_alone(at.at)
-        return np.where(alone, self._kept_peak(before, fetched, again, True), found) if np.any(alone) else found
+        found = self._kept_peak(before, fetched, again, "")
+        variants = [("alone", self._u.gathers_alone(at.at))]
+        if np.any(self._u.experts) and before:
+            variants.append(("accumulated", at.earlier & ~self._u.every))
+        for name, where in variants:
+            if np.any(where):
+                found = np.where(where, self._kept_peak(before, fetched, again, name), found)
+        return found
 
-    def _kept_peak(self, before: str, fetched: bool, again: bool, alone: bool) -> Column:
-        key = before, fetched, again, alone
+    def _kept_peak(self, before: str, fetched: bool, again: bool, variant: str) -> Column:
+        key = before, fetched, again, variant
         if key not in self._peaks:
             unit = {
                 "": 0.0 * self._u.layer,
                 "head": self._u.copied(self._u.head),
                 "layer": self._u.copied(self._u.layer),
             }[before]
-            behind = _Behind(unit, np.asarray(bool(before)), fetched=fetched, again=again, alone=alone)
+            experts = self._u.copied(self._u.experts) if before else 0.0 * self._u.experts
+            if variant == "accumulated":
+                accumulated = self._u.experts * float(self._states.gradient_bytes)
+                shards = self._u.shards(0.0 * self._u.layer, self._u.experts)
+                experts = experts - np.where(self._u.units, accumulated - shards, 0.0)
+            behind = _Behind(unit, experts, fetched=fetched, again=again, alone=variant == "alone")
             self._peaks[key] = self._peak_of_layer(behind)
         return self._peaks[key]
 
@@ -85,16 +95,15 @@ class StageLayers:
     def _peak_of_layer(self, at: _Behind) -> Column:
         """The fullest instant of a layer's backward, less what its activations kept."""
         before, fetched, again = at.copy, at.fetched, at.again
-        experts = np.where(at.reduces, self._u.copied(self._u.experts), 0.0)
         whole = self._kept.in_part & (not again)
 
         def of_kind(sparse: bool) -> Column:
             kept, parts = self._kept, self._parts
             plain, lean = parts.backward("none", sparse=sparse), parts.backward("selective", sparse=sparse)
-            made = self._highest(plain, at, experts)
-            none = made if not fetched else self._highest(plain, at, experts, fetched=True)
+            made = self._highest(plain, at)
+            none = made if not fetched else self._highest(plain, at, fetched=True)
             some = np.any(self._x.recompute == SELECTIVE)
-            selective = self._highest(lean, at, experts, fetched=fetched) if some else none
+            selective = self._highest(lean, at, fetched=fetched) if some else none
             none = np.maximum(none, self._arriving(plain.saved, before))
             selective = np.maximum(selective, self._arriving(lean.saved, before))
             made = np.maximum(made, self._arriving(plain.saved - plain.routed, before))
@@ -120,7 +129,7 @@ class StageLayers:
             return of_kind(True)
         return np.where(self._stage.moe_layers > 0, of_kind(True), of_kind(False))
 
-    def _highest(self, layer: LayerBackward, at: _Behind, experts: Column, *, fetched: bool = False) -> Column:
+    def _highest(self, layer: LayerBackward, at: _Behind, *, fetched: bool = False) -> Column:
         """Fullest instant with weight gradients and, under ZeRO-3, gathered weights: a unit's and the next one's."""
         before_it = np.where(self._kept.longest > 1, self._u.layer, 0.0) * (not at.alone)
         next_ = np.where(self._u.experts > 0, self._u.experts, before_it) * (not at.alone)
@@ -129,7 +138,7 @@ class StageLayers:
             "experts": self._u.layer + self._u.experts + before_it,
             "behind": self._u.layer + before_it,
         }
-        copies = {"layer": at.copy, "experts": at.copy, "behind": experts}
+        copies = {"layer": at.copy, "experts": at.copy, "behind": at.experts}
         found = []
         for instant in layer.instants:
             here = (instant.fetched if fetched else instant.alive) + copies[instant.unit]

@@ -67,6 +67,8 @@ class StageMoments:
             found += [self.ends.loss(at), *self.ends.gathering(at)]
         if self._s.stack.fsdp:
             found += self._reductions.between
+        if np.any((self._x.activation_offload == 1) & (self.kept.longest == 1)):
+            found.append(self.ends.warm_up())
         if np.any(self.kept.split):
             found += StageLateGradients(self.units).moments
         return tuple(found)

@@ -149,8 +149,11 @@ class StageUnits:
         A reduction forgets the order. Of two backwards without a forward between the second gathers no next unit.
         """
         x = self._x
-        follows = (at.over > 0) & (at.chunks < self.kept.chunks)
-        return np.asarray(self.units & self.third & self.every & (x.pp > 1) & (x.vpp == 1) & ~self.kept.split & follows)
+        if at is self.kept.latest:
+            follows = x.schedule == ZB_V  # behind the last forward
+        else:
+            follows = (at.over > 0) & (at.chunks < self.kept.chunks) & (x.vpp == 1) & ~self.kept.split
+        return np.asarray(self.units & self.third & self.every & (x.pp > 1) & follows)
 
     @cached_property
     def _gathered_between(self) -> Column:
