@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from cost_models.stage_activations import OFFLOAD_WINDOW
 from cost_models.stage_states import FP32_BYTES
 
 if TYPE_CHECKING:
@@ -40,6 +41,10 @@ class StageBounds:
         layer = np.where(brought, self._layer(fetched=True), self._layer(fetched=False)) - kept.head
         if np.any(kept.split):
             layer = layer + np.where(kept.split, self._grown, 0.0)
+            # The first layer gathers no next one.
+            part, experts = self._states.top_layer
+            next_ = np.maximum(part, experts) * float(self._states.weight_bytes)
+            layer = layer - np.where(kept.split & (self._x.zero == 3), next_, 0.0)
         head = np.where(self._units, self._states.weight_bytes * self._states.ends[1], 0.0)
         found = []
         for at in (kept.fullest, kept.steady):
@@ -115,7 +120,12 @@ class StageBounds:
     def _most_activations(self) -> Column:
         kept = self._kept
         chunks, waiting = np.maximum(kept.chunks, kept.late[0]), np.maximum(kept.waiting, kept.late[1])
-        return kept.on_device(chunks, waiting)
+        return kept.on_device(chunks, waiting, window=np.where(self._one_by_one, OFFLOAD_WINDOW, kept.window))
+
+    @cached_property
+    def _one_by_one(self) -> Column:
+        """Whether layers of several virtual stages leave for the host one after another."""
+        return (self._x.activation_offload == 1) & (self._kept.longest == 1)
 
     @cached_property
     def _most_states(self) -> Column:
@@ -132,6 +142,13 @@ class StageBounds:
 
     @cached_property
     def _most_transient(self) -> Column:
+        """The highest of all but the warm-up's forwards, and these."""
+        if not np.any(self._one_by_one):
+            return self._most_of_others
+        return np.maximum(self._most_of_others, self._moments.ends.warm_up().transient)
+
+    @cached_property
+    def _most_of_others(self) -> Column:
         """The highest of a layer beside the copy of a unit, the ends of the model, and ZeRO-3's forward."""
         kept, states, moments = self._kept, self._states, self._moments
         width = float(states.weight_bytes)

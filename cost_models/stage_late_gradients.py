@@ -208,7 +208,7 @@ class StageLateGradients:
         layer = (units.layer, units.shards(units.layer, none), self._states.last_tensor, 0.0 * turned)
         experts = (units.experts, units.shards(none, units.experts), last, turned)
         embedding = (units.embedding, units.shards(units.embedding, none), units.embedding, 0.0 * turned)
-        found = [(np.where(turn == 1, full(2 * units.head) - wide, NEVER), none)]
+        found = [(np.where(turn == 1, full(2 * units.head) - self._waits - wide, NEVER), none)]
         has_embedding = (turn == self._x.vpp) & (units.embedding > 0)
         with_it, without = np.where(has_embedding, 0.0, NEVER), np.where(has_embedding, NEVER, 0.0)
         for sequence, start in (((embedding, layer, experts), with_it), ((layer, experts), without)):

@@ -51,15 +51,18 @@ class StageLayers:
         plain = self.behind("", at, fetched=fetched)
         return np.where(at.reduces, self.behind("head", at, fetched=fetched), plain) if np.any(at.reduces) else plain
 
-    def behind(self, before: str, at: Pass, *, fetched: bool = False, again: bool = False) -> Column:
+    def behind(
+        self, before: str, at: Pass, *, fetched: bool = False, again: bool = False, lowest: Column | bool = False
+    ) -> Column:
         """Of a layer behind a unit whose copy is being reduced, or none.
 
         Args:
+            lowest: no unit is below it.
             again: of a virtual stage that is recomputed in part, a layer that is made again; otherwise one that is not.
         """
         again = again and bool(np.any(self._kept.in_part))
         found = self._kept_peak(before, fetched, again, "")
-        variants = [("alone", self._u.gathers_alone(at.at))]
+        variants = [("alone", self._u.gathers_alone(at.at) | (lowest & self._u.third & self._u.units))]
         if np.any(self._u.experts) and before:
             variants.append(("accumulated", at.earlier & ~self._u.every))
         for name, where in variants:
@@ -86,11 +89,12 @@ class StageLayers:
 
     def below(self, before: str, gone: Column, at: Pass) -> Column:
         """The same of the layer below so many."""
-        whole = self.behind(before, at)
+        lowest = (gone >= self._kept.longest - 1) & (self._stage.has_embedding == 0)
+        whole = self.behind(before, at, lowest=lowest)
         if not np.any(self._kept.in_part):
             return whole
         again = self._kept.in_part & (gone >= self._kept.whole_layers)
-        return np.where(again, self.behind(before, at, again=True), whole)
+        return np.where(again, self.behind(before, at, again=True, lowest=lowest), whole)
 
     def _peak_of_layer(self, at: _Behind) -> Column:
         """The fullest instant of a layer's backward, less what its activations kept."""

@@ -156,13 +156,19 @@ class StageMoments:
             low = moment("low layer", gone, gone, np.clip(per_stage, 0, 2), transient)
             found.append(replace(low, gradients=low.gradients + grown))
         if np.any(kept.split):
-            first = self._layers.below("", per_stage - 1, at)
-            # What waits for weight gradients has grown by all layers above the first.
-            grown = (per_stage - 1) * kept.deferred - np.where(offloads, 0.0, kept.from_top(per_stage - 1))
-            one = offloads & (per_stage < 2)
-            grown = np.where(kept.split, grown, NEVER)
-            window = np.where(offloads, np.clip(per_stage - 1, 0, 1), 2)
-            found.append(moment("first layer", 0.0, per_stage - 1, window, np.where(one, fetched, first) + grown))
+            # Under ZeRO-3 the second layer gathers the first.
+            for name, above in (("first layer", per_stage - 1), ("second layer", per_stage - 2)):
+                there = np.where(
+                    kept.split & ((above == per_stage - 1) | ((above >= 1) & self.units.third)), 0.0, NEVER
+                )
+                below = self._layers.below("", above, at)
+                # What waits for weight gradients has grown by all layers above.
+                grown = above * kept.deferred - np.where(offloads, 0.0, kept.from_top(np.maximum(above, 0))) + there
+                window = np.where(offloads, np.clip(per_stage - 1, 0, 1), 2)
+                peak = np.where(offloads & (per_stage < 2), fetched, below)
+                found.append(moment(name, 0.0, above, window, peak + grown))
+                if not np.any(self.units.third):
+                    break
         return found
 
     @cached_property

@@ -30,7 +30,7 @@ class StageReductions:
         kept, states = self._kept, self._states
         head, layer, experts, embedding = self._u.head, self._u.layer, self._u.experts, self._u.embedding
         # Whole gradients are there from earlier micro batches, or each unit's are made now.
-        earlier = at.earlier
+        earlier = at.earlier & (self._x.accumulation > 1)
         whole = np.where(earlier & ~self._u.every, float(states.gradient_bytes), 0.0)
         made = np.where(whole > 0, 0.0, self._u.computed(1.0))
         freed = np.where(at.frees, self._u.computed(1.0), 0.0)
@@ -78,6 +78,13 @@ class StageReductions:
             )
 
         nothing, per_stage = 0.0 * layer, kept.longest
+        # The buffer that the next unit came in, under ZeRO-3.
+        gathers = self._u.third & ~self._u.gathers_alone(at.at)
+        buffers = (
+            np.where(gathers, self._u.computed(elements), 0.0)
+            for elements in (np.where(experts > 0, experts, layer), np.where(per_stage > 1, layer, 0.0))
+        )
+        behind_head, behind_layer = buffers
         has_head, has_embedding = (
             np.where(there_ > 0, 0.0, NEVER) for there_ in (self._stage.has_head, self._stage.has_embedding)
         )
@@ -92,7 +99,7 @@ class StageReductions:
                 nothing,
                 nothing,
                 0.0,
-                kept.own + ends(head, head, self._u.shards(head, nothing)) + has_head,
+                kept.own + ends(head, head, self._u.shards(head, nothing)) + behind_head + has_head,
                 window=np.where(self._ends.runs_forward(at), kept.window, 0.0),
                 now=head,
             ),
@@ -101,7 +108,7 @@ class StageReductions:
                 head,
                 experts,
                 1.0,
-                kept.own + ends(layer, self._states.last_tensor, self._u.shards(layer, nothing)),
+                kept.own + ends(layer, self._states.last_tensor, self._u.shards(layer, nothing)) + behind_layer,
                 window=np.clip(per_stage - 1, 0, 1),
                 now=layer,
             ),
