@@ -153,6 +153,13 @@ class ModelSpec:
                 f"{plain(self.name)}: n_heads {self.n_heads} is not a multiple of n_kv_heads {self.n_kv_heads}",
                 "each key/value head serves the same number of query heads",
             )
+        key, rotated = ("mla.qk_rope_head_dim", self.mla.qk_rope_head_dim) if self.mla else ("head_dim", self.head_dim)
+        if self.position == "rope" and rotated % 2:
+            raise TitanPlanError(
+                "C610",
+                f"{plain(self.name)}: {key} is {rotated}, and position is rope",
+                f"rotary positions turn pairs of numbers: give an even one, such as {rotated + 1}",
+            )
         if self.moe is not None and not 0 <= self.moe.dense_layers <= self.n_layers:
             raise TitanPlanError(
                 "C610",

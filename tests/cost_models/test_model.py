@@ -201,6 +201,7 @@ def test_a_window_counts_what_the_mask_lets_through(window: int, extra: int) -> 
     assert exact - m.attended_pairs(seq_len) == pytest.approx(window / 2)
 
 
+LATENTS: Final = MlaSpec(q_lora_rank=0, kv_lora_rank=8, qk_nope_head_dim=8, qk_rope_head_dim=8, v_head_dim=8)
 SIZES: Final[dict[str, Any]] = {
     "name": "m",
     "hidden_dim": 64,
@@ -220,6 +221,8 @@ SIZES: Final[dict[str, Any]] = {
         ({"n_layers": True}, "n_layers"),
         ({"ffn_dim": 1.5}, "ffn_dim"),
         ({"n_kv_heads": 3}, "multiple"),
+        *(({"head_dim": odd}, f"head_dim is {odd}, and position is rope") for odd in (1, 17)),
+        ({"mla": replace(LATENTS, qk_rope_head_dim=7)}, r"mla\.qk_rope_head_dim is 7"),
         ({"sliding_window": -1}, "sliding_window"),
         ({"positions": -1}, "positions"),
         ({"position": "learned"}, "learned"),
@@ -252,6 +255,10 @@ def test_impossible_experts_and_latents_are_refused() -> None:
         MoeSpec(experts=10**7 + 1, top_k=2, ffn_dim=8)
     with pytest.raises(TitanPlanError, match=r"kv_lora_rank .* 10,000,000"):
         MlaSpec(q_lora_rank=0, kv_lora_rank=10**9, qk_nope_head_dim=8, qk_rope_head_dim=8, v_head_dim=8)
+
+
+def test_heads_of_an_odd_width_are_fine_where_nothing_is_rotated() -> None:
+    assert ModelSpec(**{**SIZES, "head_dim": 17, "position": "learned", "positions": 64}).head_dim == 17
 
 
 @pytest.mark.parametrize("name", ["盘古-7B", "<script>alert(1)</script>", "é ü", "x" * 200, "🚀"])
