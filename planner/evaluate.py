@@ -9,8 +9,6 @@ from __future__ import annotations
 import csv
 import io
 import math
-import os
-import tempfile
 from collections import Counter, defaultdict
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -25,6 +23,7 @@ from cost_models.memory import CATEGORIES
 from cost_models.prediction import model_flops, peak_flops_per_device, predict, usable_bytes
 from cost_models.rules import GENERAL_RULES, first_violations
 from cost_models.setting import Setting
+from cost_models.whole_files import write_whole
 
 from .run_table import Refusal, Run, RunTable, read_run_table
 
@@ -176,29 +175,10 @@ def write_evaluation(evaluated: EvaluatedTable, out: Path, source: Path) -> None
             raise TitanPlanError("C603", f"{out} is the input itself", "write to another file")
         if out.is_symlink() or (out.exists() and not out.is_file()):
             raise TitanPlanError("C603", f"{out} is no plain file", "name the file to write")
-        _replace_file(out, evaluated.to_csv())
+        write_whole({out: evaluated.to_csv()})
     except (OSError, ValueError) as error:
         what = getattr(error, "strerror", None) or str(error)
         raise TitanPlanError("C603", f"cannot write {out}: {what}", "name a file in a folder that exists") from error
-
-
-def _replace_file(out: Path, text: str) -> None:
-    handle, name = tempfile.mkstemp(dir=out.parent, prefix=f".{out.name[:64]}.", suffix=".tmp")
-    try:
-        with os.fdopen(handle, "w", encoding="utf-8", newline="") as file:
-            file.write(text)
-        Path(name).chmod(0o666 & ~_umask())
-        Path(name).replace(out)
-    except BaseException:
-        Path(name).unlink(missing_ok=True)
-        raise
-
-
-def _umask() -> int:
-    """The process's umask, which mkstemp does not follow; it can only be read by setting it."""
-    mask = os.umask(0)
-    os.umask(mask)
-    return mask
 
 
 def _refuse_own_columns(header: tuple[str, ...]) -> None:

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import json
 import os
-import tempfile
 from datetime import datetime
-from errno import EISDIR
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -15,6 +13,7 @@ from cost_models.errors import TitanPlanError
 from cost_models.plan import plans_of
 from cost_models.prediction import host_budget_bytes
 from cost_models.rules import violation
+from cost_models.whole_files import write_whole
 from planner.answer_json import answer_object, inputs_object, tool_name
 from planner.search import M_DEVICE, M_HOST
 from reports.plan_tables import Rejection, plans_csv, rejected_csv
@@ -67,7 +66,7 @@ def write_run(answer: Answer, folder: Path) -> dict[str, str]:
     texts["report"] = json.dumps(answer_object(answer, files), indent=2, allow_nan=False) + "\n"
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        _write_all({folder / name: texts[kind] for kind, name in names.items()})
+        write_whole({folder / name: texts[kind] for kind, name in names.items()})
         if not answer.plans:
             # Those of an earlier search in this folder would pass for this one's.
             for name in ("config.yaml", "launch.sh"):
@@ -143,26 +142,6 @@ def _summary(plan: Plan, answer: Answer) -> PlanSummary:
         communication_s=plan.communication_s,
         computing_s=plan.computing_s,
     )
-
-
-def _write_all(texts: dict[Path, str]) -> None:
-    """All files or none: each is written beside its target, and only when all are there do they take their names."""
-    for target in texts:
-        if target.is_dir():
-            raise IsADirectoryError(EISDIR, os.strerror(EISDIR), str(target))
-    staged: dict[Path, Path] = {}
-    try:
-        for target, text in texts.items():
-            handle, name = tempfile.mkstemp(dir=target.parent, prefix=f".{target.name}.")
-            staged[target] = Path(name)
-            with os.fdopen(handle, "w", encoding="utf-8", newline="") as stream:
-                stream.write(text)
-            staged[target].chmod(0o644)
-        for target, written in staged.items():
-            written.replace(target)
-    finally:
-        for written in staged.values():
-            written.unlink(missing_ok=True)
 
 
 def _safe(name: str) -> str:

@@ -4,15 +4,27 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import sys
+import threading
+from contextlib import contextmanager
 from io import TextIOWrapper
+from typing import TYPE_CHECKING
 
 import click
 
 from cost_models.errors import TitanPlanError
 
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from types import FrameType
+
 _USAGE, _STOPPED = "C617", "R710"
-_INTERRUPTED = 130
+_INTERRUPTED, _TERMINATED = 130, 143
+
+
+class _Termination(KeyboardInterrupt):
+    """SIGTERM, as batch systems send it before they kill; what ends well at Ctrl-C ends well at this too."""
 
 
 def run(arguments: list[str]) -> int:
@@ -23,13 +35,8 @@ def run(arguments: list[str]) -> int:
         if isinstance(stream, TextIOWrapper):
             stream.reconfigure(errors="backslashreplace")
     try:
-        from planner.cli.root import cli
-
-        # Without its standalone mode click returns the code of an Exit, and what the verb returned otherwise.
-        code = cli.main(args=arguments, prog_name="titan-plan", standalone_mode=False)
-        if sys.stdout is not None:
-            sys.stdout.flush()
-        return code if isinstance(code, int) else 0
+        with _terminates():
+            return _called(arguments)
     except click.ClickException as error:
         return _tell(_usage(error), as_json=as_json)
     except TitanPlanError as error:
@@ -41,11 +48,40 @@ def run(arguments: list[str]) -> int:
         if isinstance(left.__context__, BrokenPipeError):
             return _reader_gone()
         raise
-    except (KeyboardInterrupt, click.exceptions.Abort):
-        return _tell(TitanPlanError(_STOPPED, "interrupted", "run it again", exit_code=_INTERRUPTED), as_json=as_json)
+    except (KeyboardInterrupt, click.exceptions.Abort) as stop:
+        ended = isinstance(stop, _Termination) or isinstance(stop.__cause__, _Termination)
+        what, code = ("terminated", _TERMINATED) if ended else ("interrupted", _INTERRUPTED)
+        return _tell(TitanPlanError(_STOPPED, what, "run it again", exit_code=code), as_json=as_json)
     except (OSError, UnicodeEncodeError) as error:
         # stdout on a full disk, or a terminal that cannot show a name: nothing of ours is wrong, and nothing is lost.
         return _tell(TitanPlanError("C603", f"cannot write the answer: {error}", "write it elsewhere"), as_json=as_json)
+
+
+def _called(arguments: list[str]) -> int:
+    from planner.cli.root import cli
+
+    # Without its standalone mode click returns the code of an Exit, and what the verb returned otherwise.
+    code = cli.main(args=arguments, prog_name="titan-plan", standalone_mode=False)
+    if sys.stdout is not None:
+        sys.stdout.flush()
+    return code if isinstance(code, int) else 0
+
+
+@contextmanager
+def _terminates() -> Iterator[None]:
+    """SIGTERM ends the verb as Ctrl-C does: what was begun is cleared away."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+
+    def end(_number: int, _frame: FrameType | None) -> None:
+        raise _Termination
+
+    before = signal.signal(signal.SIGTERM, end)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
 
 
 def _reader_gone() -> int:

@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 import json
-import os
-import tempfile
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from cost_models.errors import TitanPlanError
+from cost_models.whole_files import write_whole
 
 from .values import CATEGORIES
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
+    from pathlib import Path
 
     from .values import DryRun
 
@@ -48,14 +47,7 @@ def write_trace(runs: Sequence[DryRun], path: Path) -> None:
     """
     path = path.resolve()
     try:
-        handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name[:64]}.", suffix=".tmp")
-        try:
-            with os.fdopen(handle, "w", encoding="utf-8") as file:
-                json.dump(trace_events(runs), file)
-            Path(name).chmod(0o644)
-            Path(name).replace(path)
-        finally:
-            Path(name).unlink(missing_ok=True)
+        write_whole({path: json.dumps(trace_events(runs))})
     except (OSError, ValueError) as error:
         raise _refused(path, getattr(error, "strerror", None) or str(error)) from error
 

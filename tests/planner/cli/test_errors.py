@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
 import re
+import signal
 from pathlib import Path
 
 import click
@@ -161,3 +163,26 @@ def test_our_own_mistakes_are_not_hidden(monkeypatch: pytest.MonkeyPatch) -> Non
 def test_nothing_asked_is_answered_with_help(capsys: pytest.CaptureFixture[str]) -> None:
     assert run([]) == 0
     assert "Usage: titan-plan" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("number", "word", "code"), [(signal.SIGINT, "interrupted", 130), (signal.SIGTERM, "terminated", 143)]
+)
+def test_a_signal_ends_a_verb_with_its_word_and_clears_away(
+    number: int, word: str, code: int, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    cleared = []
+
+    def search(_ctx: click.Context, /, **_options: object) -> None:
+        try:
+            os.kill(os.getpid(), number)
+            signal.pause()
+        finally:
+            cleared.append(True)
+
+    before = signal.getsignal(signal.SIGTERM)
+    monkeypatch.setattr(root.cli, "callback", click.pass_context(search))
+    assert run(list(TINY)) == code
+    assert f"error[R710]: {word}" in capsys.readouterr().err
+    assert cleared == [True]
+    assert signal.getsignal(signal.SIGTERM) == before

@@ -66,7 +66,7 @@ def test_a_write_that_fails_leaves_the_old_file_and_nothing_else(
     def full(*_arguments: object) -> None:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr("runtime.dry_run.trace.json.dump", full)
+    monkeypatch.setattr("cost_models.whole_files.os.fdopen", full)
     with pytest.raises(TitanPlanError, match="No space left"):
         write_trace([a_run(0, 1)], path)
     assert path.read_text(encoding="utf-8") == "old"
