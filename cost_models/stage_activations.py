@@ -244,6 +244,12 @@ class StageActivations:
         return InFlight(np.ones_like(self.chunks), accumulated, self.total - 1, reduced)
 
     @cached_property
+    def last_inputs(self) -> tuple[InFlight, InFlight]:
+        """The last two backwards of all where weight gradients come later, which are behind them."""
+        two = np.minimum(self.chunks, 2)
+        return self.after(self.total - 1, np.ones_like(self.chunks)), self.after(self.total - 2, two)
+
+    @cached_property
     def over(self) -> InFlight:
         """All but one micro batch are through."""
         over = (self._x.accumulation - 1) * self._x.vpp

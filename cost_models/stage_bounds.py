@@ -145,7 +145,7 @@ class StageBounds:
         """The highest of all but the warm-up's forwards, and these."""
         if not np.any(self._one_by_one):
             return self._most_of_others
-        return np.maximum(self._most_of_others, self._moments.ends.warm_up().transient)
+        return reduce(np.maximum, (self._most_of_others, *(m.transient for m in self._moments.ends.warm_up)))
 
     @cached_property
     def _most_of_others(self) -> Column:

@@ -28,7 +28,7 @@ class StageEnds:
         self._s, self._x, self._parts, self._stage = rank.setting, rank.layouts, rank.parts, rank.stage
         self._states, self._kept = rank.states, rank.kept
 
-    def loss(self, at: Pass) -> Moment:
+    def loss(self, at: Pass, *, window: Column | None = None) -> Moment:
         """The loss of a chunk of tokens."""
         kept, head = self._kept, self._u.computed(self._u.head)
         # FSDP holds the buffer of a gather until the next one's is there; none comes after the head's.
@@ -42,7 +42,7 @@ class StageEnds:
             name="loss",
             weights=at.weights,
             gradients=self._u.gradients(at.at),
-            activations=kept.on_device(at.chunks, at.waiting, forward=True),
+            activations=kept.on_device(at.chunks, at.waiting, window=window, forward=True),
             transient=buffer + gathered + scratch + there + at.there,
         )
 
@@ -136,11 +136,11 @@ class StageEnds:
         """The last layer's forward; under ZeRO-3 with its weights beside the buffer that they came in."""
         return self._forward(at, window=self._kept.window)
 
-    def _forward(self, at: Pass, *, window: Column) -> Moment:
+    def _forward(self, at: Pass, *, window: Column, first: Column | bool = False) -> Moment:
         third, experts = self._u.third, self._u.experts
         last = np.where(experts > 0, experts, self._u.layer)
-        # Otherwise a single micro batch's forward gathers all, each unit by a buffer that waits for the next one.
-        once = (self._x.accumulation == 1) & (self._x.pp > 1)
+        # Otherwise the first micro batch's forward gathers all, each unit by a buffer that waits for the next one.
+        once = ((self._x.accumulation == 1) | first) & (self._x.pp > 1)
         gathered = np.where(third, self._u.layer + np.where(experts > 0, 2 * experts, self._u.layer), once * last)
         weights = np.where(self._u.units, self._u.computed(gathered), 0.0)
         return Moment(
@@ -151,20 +151,30 @@ class StageEnds:
             transient=self._layers.running + weights + np.where(self.runs_forward(at), at.there, NEVER),
         )
 
-    def warm_up(self) -> Moment:
-        """Forwards before any backward: of stages of one layer the one before is still leaving for the host."""
-        kept, none = self._kept, 0.0 * self._kept.share
-        one_by_one = (self._x.activation_offload == 1) & (kept.chunks > 1) & (kept.longest == 1)
+    @cached_property
+    def warm_up(self) -> list[Moment]:
+        """Forwards before any backward, as the first ones gather: of single layers the one before is still leaving."""
+        kept, none, x = self._kept, 0.0 * self._kept.share, self._x
+        one_by_one = (x.activation_offload == 1) & (kept.longest == 1)
+        if not np.any(one_by_one | ((x.vpp > 1) & (self._stage.has_head > 0))):
+            return []
         at = Pass(
             at=InFlight(kept.chunks, none, np.asarray(0), none),
             waiting=np.asarray(0),
             weights=self._u.gathered,
             reduces=np.asarray(False),
             frees=np.asarray(False),
-            there=np.where(one_by_one, 0.0, NEVER),
+            there=np.where((kept.chunks > 1) & (x.pp > 1), 0.0, NEVER),
         )
-        moment = self._forward(at, window=np.full_like(kept.window, OFFLOAD_WINDOW))
-        return replace(moment, name="forward of the warm-up", unsent=kept.unsent(np.asarray(0)))
+        window = np.where(one_by_one, OFFLOAD_WINDOW, kept.window)
+        unsent = kept.unsent(np.asarray(0))
+        found = [replace(self.loss(at, window=window), name="first loss", unsent=unsent)]
+        if np.any(one_by_one):
+            forward = self._forward(
+                replace(at, there=np.where(one_by_one, at.there, NEVER)), window=window, first=x.vpp > 1
+            )
+            found.append(replace(forward, name="forward of the warm-up", unsent=unsent))
+        return found
 
     def forward_again(self, at: Pass) -> Moment:
         """The forward of a layer that is recomputed, while layers that keep all are still leaving for the host."""

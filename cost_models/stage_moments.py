@@ -67,8 +67,7 @@ class StageMoments:
             found += [self.ends.loss(at), *self.ends.gathering(at)]
         if self._s.stack.fsdp:
             found += self._reductions.between
-        if np.any((self._x.activation_offload == 1) & (self.kept.longest == 1)):
-            found.append(self.ends.warm_up())
+        found += self.ends.warm_up
         if np.any(self.kept.split):
             found += StageLateGradients(self.units).moments
         return tuple(found)
@@ -101,8 +100,12 @@ class StageMoments:
         if np.any(x.vpp > 1):
             if several:
                 yield pass_(kept.risen, reduces, no, np.where(kept.risen.chunks > 0, 0.0, NEVER))
-            there = np.where(x.vpp > 1, 0.0, NEVER)
+            there = np.where((x.vpp > 1) & ~split, 0.0, NEVER)
             yield pass_(kept.final, ~split, frees, there, weights=self.units.gathered_of_last)
+            if np.any(split):
+                there = np.where((x.vpp > 1) & split, 0.0, NEVER)
+                for at in kept.last_inputs:
+                    yield replace(pass_(at, no, no, there), of_head=False)
         frees_weights = kept.split & self.units.every & (x.vpp > 1)
         if np.any(frees_weights):
             # All weights are there until the virtual stage whose turn is last has gradients too.

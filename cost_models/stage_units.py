@@ -137,11 +137,19 @@ class StageUnits:
         """The same in a backward. What is reduced is freed: for good, or until weight gradients that come later."""
         some = self.every & self.kept.split & (at.gradients >= 1) & (self._x.vpp > 1)
         here = np.where(some, self._gathered_between, self.gathered) if np.any(some) else self.gathered
-        if not np.any(at.reduced):
-            return here
         layers = self.states.whole_parameters - self.embedding - self.head
-        freed = self.computed(at.reduced * layers + np.where(at.reduced > 0, self.head, 0.0))
-        return np.where(self.third, here, np.maximum(here - freed, 0.0))
+        if np.any(at.reduced):
+            freed = self.computed(at.reduced * layers + np.where(at.reduced > 0, self.head, 0.0))
+            here = np.where(self.third, here, np.maximum(here - freed, 0.0))
+        each_time = self.every & self.kept.split & self.kept.single & (at.gradients < 1)
+        if np.any(each_time):
+            # Those of earlier turns that had weight gradients are behind their last forward.
+            turns = np.floor(np.maximum(at.over, 0) / self.kept.per_turn)
+            had = np.ceil(np.maximum(at.over - self.kept.waiting, 0) / self.kept.per_turn)
+            through = np.minimum(turns, had)
+            freed = self.computed(through * layers / self._x.vpp + np.where(through > 0, self.head, 0.0))
+            here = np.where(each_time & ~self.third, np.maximum(here - freed, 0.0), here)
+        return here
 
     def gathers_alone(self, at: InFlight) -> Column:
         """Whether units are gathered one at a time in a backward: FSDP knows the next one from the forward before it.

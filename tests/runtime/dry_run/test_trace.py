@@ -63,7 +63,7 @@ def test_a_write_that_fails_leaves_the_old_file_and_nothing_else(
     path = tmp_path / "trace_view.json"
     path.write_text("old", encoding="utf-8")
 
-    def full(*_arguments: object) -> None:
+    def full(*_arguments: object, **_options: object) -> None:
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr("cost_models.whole_files.os.fdopen", full)
