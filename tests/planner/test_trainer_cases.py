@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 SHALLOW = {"llama2-7b": 8, "llama2-70b": 8, "qwen3-8b": 9, "mixtral-8x7b": 8}
 FEW, MANY = 8, 304
 EVERY: dict[str, Any] = {"dp": 4, "dp_shard": 4, "reduce_gradients": "every"}
+OFFLOADED: dict[str, Any] = EVERY | {"schedule": "interleaved", "activation_offload": True}
 
 
 def predicted(case: TrainerCase) -> int:
@@ -172,6 +173,18 @@ def test_a_table_that_embedding_and_head_share_is_there_from_one_to_the_other(la
             "llama2-7b",
             Layout(pp=2, vpp=8, dp=4, dp_shard=4, zero=3, micro_batch=8, recompute="full", schedule="interleaved"),
         ),
+        # Before any backward two forwards in a row leave for the host, of different micro batches.
+        (
+            "llama2-7b",
+            Layout(pp=8, vpp=2, micro_batch=16, accumulation=8, schedule="interleaved", activation_offload=True),
+        ),
+        # The first loss meets them, and the buffer that the head's weights came in.
+        ("qwen3-8b", Layout(pp=2, vpp=8, zero=2, micro_batch=8, accumulation=2, recompute="selective", **OFFLOADED)),
+        # Experts' gradients are reduced in the place of accumulated ones.
+        (
+            "mixtral-8x7b",
+            Layout(cp=2, cp_kind="allgather", pp=4, zero=1, accumulation=8, schedule="1f1b", activation_offload=True),
+        ),
     ],
     ids=lambda value: value.name if isinstance(value, Layout) else str(value),
 )
@@ -186,7 +199,7 @@ def test_a_moment_of_few_micro_batches_is_the_trainers(model: str, layout: Layou
         layout=layout,
     )
     for rank in range(0, 8, 8 // layout.pp):
-        assert abs(difference(run_case(replace(case, rank=rank)))) < 0.015
+        assert abs(difference(run_case(replace(case, rank=rank)))) < 0.02
 
 
 @pytest.mark.heavy
