@@ -77,10 +77,11 @@ class BackwardOfLayer:
 
     Args:
         width: bytes of an activation.
+        statistics_bytes: softmax statistics a token and head that attention's backward makes of what is kept.
     """
 
-    def __init__(self, model: ModelSpec, shapes: Shapes, width: int) -> None:
-        self._m, self._x, self._width = model, shapes, width
+    def __init__(self, model: ModelSpec, shapes: Shapes, width: int, statistics_bytes: float = 0.0) -> None:
+        self._m, self._x, self._width, self._statistics = model, shapes, width, statistics_bytes
         self._own = shapes.sharded * model.hidden_dim * width
         self._full = shapes.gathered * model.hidden_dim * width
         gathers = (shapes.sp == 1) & (shapes.tp > 1)
@@ -224,7 +225,8 @@ class BackwardOfLayer:
         output = x.gathered * heads * m.v_head_dim * w
         pair = x.gathered * kv_heads * (m.qk_head_dim + m.v_head_dim) * w
         yield "attention_out", (), self._again + output
-        yield "attention", ("attention",), output + query + self._keys(query, pair)
+        statistics = x.gathered * heads * self._statistics
+        yield "attention", ("attention",), output + query + statistics + self._keys(query, pair)
         rotated = x.gathered * heads * (m.mla.qk_rope_head_dim if m.mla else m.head_dim)
         flows = query + pair
         if "rope" in names:

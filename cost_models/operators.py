@@ -58,7 +58,7 @@ class OperatorTable:
     """The operators of one model under one workload and stack, for a set of layouts.
 
     Args:
-        softmax_statistics_bytes: bytes a token and head that the device's fused attention kernel keeps.
+        softmax_statistics_bytes: bytes a token and head that the device's fused attention kernel makes for backward.
     """
 
     def __init__(
@@ -75,7 +75,8 @@ class OperatorTable:
         self._stack = stack
         self._x = shapes
         self._width = workload.numbers.activation_bytes
-        self._statistics = softmax_statistics_bytes
+        kept = stack.statistics_bytes
+        self._statistics = softmax_statistics_bytes if kept is None else min(kept, softmax_statistics_bytes)
 
     def dense_layer(self) -> tuple[Operator, ...]:
         """Operators of a layer with a dense MLP, in order of execution."""

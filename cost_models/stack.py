@@ -26,6 +26,7 @@ class Stack:
         logits_bytes: bytes of a logit while its loss is computed, gradient included.
         saves_gathered_inputs: a column-parallel layer keeps the gathered input instead of gathering it again.
         norm_saved_values: full-size values in activation bytes that a norm keeps besides its input's own copy.
+        statistics_bytes: softmax statistics a token and head that attention keeps of what its kernel makes; None: all.
         fused_norm_and_rope: norms, rotary and the gated activation are one kernel each.
         fused_accumulation: weight gradients are added to the accumulated ones inside the GEMM.
         computes_masked_bias: attention under a sliding window or ALiBi computes the whole square of scores, since its
@@ -49,6 +50,7 @@ class Stack:
     logits_bytes: int = 10
     saves_gathered_inputs: bool = False
     norm_saved_values: int = 0
+    statistics_bytes: float | None = None
     fused_norm_and_rope: bool = True
     fused_accumulation: bool = True
     computes_masked_bias: bool = False
@@ -66,6 +68,7 @@ TITAN = Stack(
     selective=frozenset({"softmax", "norm", "activation"}),
     recompute_to_last_saved=True,
     loss_chunk_tokens=1024,
+    statistics_bytes=4.0,
     fused_accumulation=False,
     computes_masked_bias=True,
     ring_passes_gradients=False,

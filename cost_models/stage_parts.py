@@ -25,7 +25,9 @@ class ModelParts:
         self._selective = setting.stack.selective
         workload = setting.workload
         shapes = Shapes.of(layouts, workload)
-        self.follower = BackwardOfLayer(setting.model, shapes, workload.numbers.activation_bytes)
+        made, kept = setting.calibration.softmax_statistics_bytes, setting.stack.statistics_bytes
+        made_again = 0.0 if kept is None or made <= kept else made
+        self.follower = BackwardOfLayer(setting.model, shapes, workload.numbers.activation_bytes, made_again)
         self._backwards: dict[tuple[str, bool], LayerBackward] = {}
 
     def backward(self, mode: str, *, sparse: bool) -> LayerBackward:

@@ -90,7 +90,7 @@ class DeviceRoom:
         communication_bytes: buffers of the communicators.
         context_bytes: of the runtime.
         fragmentation: reserved over allocated memory, less 1.
-        statistics_bytes: softmax statistics that the device's attention kernel keeps beyond the CPU's.
+        statistics_bytes: softmax statistics that the device's attention kernel makes at the peak beyond the CPU's.
         usable_bytes: that torch reports for the device.
     """
 

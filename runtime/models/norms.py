@@ -1,4 +1,8 @@
-"""Norms that keep their input and one statistic a row, and no copy in full precision."""
+"""Norms that keep their input and one statistic a row, and no copy in full precision.
+
+On NPUs the fused kernels npu_rms_norm and npu_rms_norm_backward (Ascend Extension for PyTorch) compute the same: they
+return and take the inverse of the root mean square, in full precision, so that what is kept is the same everywhere.
+"""
 
 from __future__ import annotations
 
@@ -38,13 +42,20 @@ class _RmsNorm(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, weight: Tensor, epsilon: float) -> Tensor:  # noqa: ANN401
-        rstd = inverse_rms(x, epsilon)
+        if (fused := _fused(x)) is not None:
+            out, rstd = fused.npu_rms_norm(x, weight.to(x.dtype), epsilon)
+        else:
+            rstd = inverse_rms(x, epsilon)
+            out = scaled(x, rstd, weight)
         ctx.save_for_backward(x, rstd, weight)
-        return scaled(x, rstd, weight)
+        return out
 
     @staticmethod
     def backward(ctx: Any, g: Tensor) -> tuple[Tensor, Tensor, None]:  # noqa: ANN401
         x, rstd, weight = ctx.saved_tensors
+        if (fused := _fused(x)) is not None:
+            dx, weight_gradient = fused.npu_rms_norm_backward(g, x, weight.to(x.dtype), rstd)
+            return dx, weight_gradient.to(weight.dtype), None
         wide_weight = weight.float()
         product = g.float() * x
         weight_gradient = rstd.flatten() @ product.flatten(0, -2)
@@ -53,6 +64,10 @@ class _RmsNorm(torch.autograd.Function):
         mean = (product @ wide_weight)[..., None] * rstd.pow(3).div_(x.shape[-1])
         dx = torch.mul(g, wide_weight, out=product).mul_(rstd)
         return dx.addcmul_(x, mean, value=-1.0).to(x.dtype), weight_gradient.to(weight.dtype), None
+
+
+def _fused(x: Tensor) -> Any:  # noqa: ANN401 - operators that torch_npu registers
+    return torch.ops.npu if x.device.type == "npu" else None
 
 
 def inverse_rms(x: Tensor, epsilon: float) -> Tensor:

@@ -180,6 +180,7 @@ def test_shipped_models_survive_dump_and_parse(entry: ModelEntry) -> None:
 
 
 sizes = st.integers(1, 10**6)
+even = st.integers(1, 10**5).map(lambda half: 2 * half)  # rotary positions turn pairs
 moes = st.builds(
     lambda top_k, idle, **rest: MoeSpec(top_k=top_k, experts=top_k + idle, **rest),
     top_k=st.integers(1, 16),
@@ -194,7 +195,7 @@ mlas = st.builds(
     q_lora_rank=st.integers(0, 4096),
     kv_lora_rank=sizes,
     qk_nope_head_dim=sizes,
-    qk_rope_head_dim=sizes,
+    qk_rope_head_dim=even,
     v_head_dim=sizes,
 )
 
@@ -202,12 +203,13 @@ mlas = st.builds(
 @st.composite
 def specs(draw: st.DrawFn) -> ModelSpec:
     kv_heads = draw(st.integers(1, 64))
-    numbers = ("hidden_dim", "head_dim", "ffn_dim", "vocab_size", "seq_len")
+    numbers = ("hidden_dim", "ffn_dim", "vocab_size", "seq_len")
     flags = ("gated_mlp", "qkv_bias", "attention_out_bias", "mlp_bias", "qk_norm", "embedding_norm", "tied_embeddings")
     rest: dict[str, Any] = {key: draw(sizes) for key in numbers} | {key: draw(st.booleans()) for key in flags}
     return ModelSpec(
         name=draw(st.text(st.characters(categories=["L", "N", "P", "S", "Zs"]), max_size=30)),
         n_layers=draw(st.integers(1, 10**4)),
+        head_dim=draw(even),
         n_kv_heads=kv_heads,
         n_heads=kv_heads * draw(st.integers(1, 16)),
         position=draw(st.sampled_from(["rope", "learned", "alibi", "none"])),

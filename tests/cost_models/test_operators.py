@@ -10,6 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from cost_models.catalog import find_model
+from cost_models.layer_backward import BackwardOfLayer
 from cost_models.layout import Layout, Layouts
 from cost_models.model import MlaSpec, ModelSpec, MoeSpec
 from cost_models.operators import Operator, OperatorTable, Shapes, saved_bytes
@@ -422,3 +423,24 @@ def test_latent_attention_without_sp_reduces_the_gradient_of_what_its_heads_read
     reduced = sum(float(np.asarray(c.n_bytes).item()) for c in up.collectives if c.kind == "all_reduce")
     queries = model.mla.q_lora_rank or model.hidden_dim
     assert reduced == 4096 * 2 * (queries + model.mla.kv_lora_rank + model.mla.qk_rope_head_dim)
+
+
+@pytest.mark.parametrize(("stack", "kept_bytes"), [(TITAN, 4), (Stack(name="as the kernel makes them"), 64)])
+def test_softmax_statistics_are_those_that_the_stack_keeps_of_the_kernels(stack: Stack, kept_bytes: int) -> None:
+    s, b, h, a = SIZES[0]
+    workload = Workload(seq_len=s, global_batch=b, precision="fp16")
+    shapes = Shapes.of(Layouts.of([Layout(micro_batch=b)]), workload)
+    table = OperatorTable(gpt(h, a), workload, stack, shapes, softmax_statistics_bytes=64.0)
+    (found,) = [t for op in table.dense_layer() for t in op.saved if t.name == "softmax_statistics"]
+    assert found.n_bytes.item() == kept_bytes * s * b * a
+
+
+def test_statistics_that_are_made_again_are_there_in_attentions_backward_alone() -> None:
+    s, b, h, a = SIZES[0]
+    workload = Workload(seq_len=s, global_batch=b, precision="fp16")
+    layouts = Layouts.of([Layout(tp=2, sp=True, micro_batch=b)])
+    shapes = Shapes.of(layouts, workload)
+    operators = OperatorTable(gpt(h, a), workload, TITAN, shapes).dense_layer()
+    plain, npu = (BackwardOfLayer(gpt(h, a), shapes, 2, n).follow(operators, frozenset()) for n in (0.0, 64.0))
+    more = [there.alive - here.alive for here, there in zip(plain.instants, npu.instants, strict=True)]
+    assert sorted(float(m.item()) for m in more) == [0.0] * (len(more) - 1) + [64 * s * b * a / 2]

@@ -190,11 +190,11 @@ def test_a_rank_that_does_not_fit_is_told_unless_the_device_is_unknown() -> None
     assert replace(small, room=replace(small.room, known=False)).problems() == ()
 
 
-def test_the_device_keeps_more_softmax_statistics_than_the_dry_run() -> None:
+def test_the_device_makes_more_softmax_statistics_than_the_dry_run_and_keeps_as_many() -> None:
     layout, model = Layout(), find_model("tiny")
     room = compare(setting_for(layout), layout, a_run(layout, setting_for(layout), 0)).room
-    # 64 bytes of the Ascend kernel instead of 4, for each token, head and layer.
-    assert room.statistics_bytes == 60 * 64 * model.n_heads * model.n_layers
+    # 64 bytes of the Ascend kernel for each token and head of one layer, if its attention is the peak.
+    assert room.statistics_bytes in {0, 64 * 64 * model.n_heads}
     assert room.usable_bytes == find_cluster("atlas-800t-a2").device.usable_memory_bytes
 
 

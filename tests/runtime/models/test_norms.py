@@ -38,6 +38,47 @@ def test_a_norm_is_torchs(kind: str, shape: tuple[int, ...]) -> None:
         torch.testing.assert_close(a, b)
 
 
+class FusedKernels:
+    """What the Ascend Extension for PyTorch documents of npu_rms_norm and its backward, by torch's own norm."""
+
+    def npu_rms_norm(self, x: torch.Tensor, gamma: torch.Tensor, epsilon: float) -> tuple[torch.Tensor, torch.Tensor]:
+        assert gamma.dtype == x.dtype, "the kernel takes one dtype"
+        rstd = (x.float().square().mean(-1, keepdim=True) + epsilon).rsqrt()
+        return F.rms_norm(x, gamma.shape, gamma, epsilon), rstd
+
+    def npu_rms_norm_backward(
+        self, dy: torch.Tensor, x: torch.Tensor, gamma: torch.Tensor, rstd: torch.Tensor
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        assert dy.dtype == x.dtype == gamma.dtype
+        assert rstd.dtype == torch.float32
+        assert rstd.shape == (*x.shape[:-1], 1)
+        normed = x.float() * rstd
+        product = dy.float() * gamma.float()
+        dx = (product - normed * (product * normed).mean(-1, keepdim=True)) * rstd
+        return dx.to(x.dtype), (dy.float() * normed).flatten(0, -2).sum(0)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_fused_kernels_take_its_place(dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The same result, gradients in the weight's own dtype, the same kept, and made again alike."""
+    monkeypatch.setattr(norms, "_fused", lambda _x: FusedKernels())
+    norm, x = norm_of("rmsnorm", 16).to(dtype), torch.randn(4, 3, 16, generator=torch.Generator().manual_seed(1))
+    x = x.to(dtype).requires_grad_()
+    g = torch.randn(4, 3, 16, generator=torch.Generator().manual_seed(2)).to(dtype)
+    out = norm(x)
+    assert [tensor.numel() for tensor in out.grad_fn.saved_tensors] == [4 * 3 * 16, 4 * 3, 16]
+    made_again = norms.again(out)()
+    found = torch.autograd.grad(out, (x, norm.weight), g)
+    monkeypatch.undo()
+    close = 1e-5 if dtype == torch.float32 else 2**-6
+    own = norm(x)
+    torch.testing.assert_close(out, own, rtol=close, atol=close)
+    torch.testing.assert_close(made_again, own, rtol=close, atol=close)
+    for a, b in zip(found, torch.autograd.grad(own, (x, norm.weight), g), strict=True):
+        assert a.dtype == dtype
+        torch.testing.assert_close(a, b, rtol=close, atol=close)
+
+
 def test_rows_of_zeros_stay_finite() -> None:
     norm, x = norm_of("rmsnorm", 8), torch.zeros(3, 8, requires_grad=True)
     norm(x).sum().backward()
