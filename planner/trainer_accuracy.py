@@ -34,7 +34,7 @@ _INTRODUCTION = """# Accuracy against the trainer
 Predicted against the trainer's own peak of live device memory, over {count} layouts drawn at random from the valid ones
 of {models} on {devices} devices, whatever they need. The trainer's is that
 of a dry run (`titan-plan dry-run`): one step under fake tensors, counted storage by storage. Written by
-`python -m planner.trainer_accuracy`.
+`python -m planner.trainer_accuracy{drawn}`.
 
 Reading: an error is predicted / found - 1 of the first rank of the pipeline stage that is predicted to be the fullest.
 `median`, `p95` and `most` are of its absolute value, `bias` is its median with its sign.
@@ -42,13 +42,13 @@ Reading: an error is predicted / found - 1 of the first rank of the pipeline sta
 """
 
 
-def page(results: Sequence[TrainerResult]) -> str:
-    """The page of some results, one or more."""
+def page(results: Sequence[TrainerResult], drawn: str = "") -> str:
+    """The page of some results, one or more; `drawn` are the arguments that draw them."""
     rows = [(result, difference(result)) for result in results]
     cases = [result.case for result in results]
     models = ", ".join(sorted({case.model for case in cases}))
     devices = sorted({case.n_devices for case in cases})
-    text = _INTRODUCTION.format(count=len(rows), models=models, devices=f"{devices[0]} to {devices[-1]}")
+    text = _INTRODUCTION.format(count=len(rows), models=models, devices=f"{devices[0]} to {devices[-1]}", drawn=drawn)
     text += _fitting(results)
     text += _table("all", rows, lambda _case: "all")
     for name, of in _GROUPS.items():
@@ -169,7 +169,7 @@ def main(arguments: Iterable[str] | None = None) -> int:
         if given.run:
             run_missing(given.results, given.run, given.jobs, given.seed)
         results = _read(given.results)
-        text = page(results)
+        text = page(results, f" --run {given.run} --seed {given.seed} --results FILE" if given.run else "")
         if given.out:
             given.out.write_text(text, encoding="utf-8")
         else:
