@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from cost_models.layout import RECOMPUTES
-from cost_models.operators import saved_bytes
+from cost_models.operators import padded_vocab, saved_bytes
 from cost_models.pipeline_chunks import gathered_chunks, live_chunks, per_turn, waiting_chunks
 from cost_models.schedules import GPIPE, ONE_F_ONE_B, ZB_V, ZERO_BUBBLE
 from cost_models.stage_states import EVERY
@@ -355,6 +355,20 @@ class StageActivations:
     def head(self) -> Column:
         """What the head keeps of a micro batch."""
         return self._stage.has_head * np.asarray(saved_bytes(self._parts.head))
+
+    @cached_property
+    def shares_table(self) -> Column:
+        """Whether embedding and head are one parameter of this rank."""
+        return np.asarray(self._s.model.tied_embeddings & (self._x.pp * self._x.vpp == 1))
+
+    @cached_property
+    def head_behind(self) -> Column:
+        """What of it is gone as layers run backward: the gradient of a shared table waits for the embedding's."""
+        if not self._s.stack.loss_chunk_tokens:
+            return self.head
+        table = padded_vocab(self._s.model.vocab_size, self._x.tp.astype(float)) / self._x.tp * self._s.model.hidden_dim
+        waits = table * self._s.workload.numbers.activation_bytes
+        return self.head - np.where(self.shares_table, waits, 0.0)
 
     @cached_property
     def deferred(self) -> Column:

@@ -31,9 +31,12 @@ class StageEnds:
     def loss(self, at: Pass, *, window: Column | None = None) -> Moment:
         """The loss of a chunk of tokens."""
         kept, head = self._kept, self._u.computed(self._u.head)
+        # A table that is shared is there already: the last layer's buffer waits instead.
+        last = self._u.computed(np.where(self._u.experts > 0, self._u.experts, self._u.layer))
+        waiting = np.where(kept.shares_table, last, head)
         # FSDP holds the buffer of a gather until the next one's is there; none comes after the head's.
         waits = (self._x.schedule != GPIPE) | (self._x.accumulation == 1)
-        buffer = np.where(self._u.units & (self._u.third | (waits & ~at.earlier)), head, 0.0)
+        buffer = np.where(self._u.units & (self._u.third | (waits & ~at.earlier)), waiting, 0.0)
         gathered = np.where(self._u.units & self._u.third, head, 0.0)
         # The norm's output, gathered, and the gradient of that, which is counted as kept once it is scattered.
         scratch = self.logits + kept.again + kept.full

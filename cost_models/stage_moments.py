@@ -134,7 +134,7 @@ class StageMoments:
                 name=name,
                 weights=at.weights - np.where(at.frees, self.units.computed(self.units.head), 0.0),
                 gradients=self.units.gradients(at.at) + new - np.where(self.units.units, whole * self.units.head, 0.0),
-                activations=kept.on_device(at.chunks, at.waiting, gone, window, top) - kept.head,
+                activations=kept.on_device(at.chunks, at.waiting, gone, window, top) - kept.head_behind,
                 transient=transient + at.there,
             )
 

@@ -49,9 +49,11 @@ class StageReductions:
             window: Column | None = None,
             now: Column | float = 0.0,
             final: bool = False,
+            joined: bool = False,
         ) -> Moment:
             """With so many elements and layers of units that are through; `now` are those whose unit ends.
 
+            `joined`: the head's gradient of a shared table is part of the embedding's.
             `final`: in the virtual stage whose backward comes last, when all others' is over.
             """
             chunks = one if final else at.chunks
@@ -63,7 +65,7 @@ class StageReductions:
                 weights=weights - (dense + sparse + now) * freed,
                 gradients=lasting - (dense + sparse) * whole + new,
                 activations=kept.on_device(chunks, at.waiting, layers, kept.window if window is None else window)
-                - kept.head,
+                - (kept.head if joined else kept.head_behind),
                 transient=transient + there,
             )
 
@@ -121,6 +123,7 @@ class StageReductions:
                 ends(embedding, embedding, self._u.shards(embedding, nothing)) + has_embedding,
                 now=embedding,
                 final=True,
+                joined=True,
             ),
             moment(
                 "embedding", *rest, per_stage, self._ends.look_up + self._u.copied(layer) + has_embedding, final=True
@@ -154,7 +157,7 @@ class StageReductions:
         # Where virtual stages run one after another the one with the embedding is the last that is left.
         chunks = np.where(kept.single, np.minimum(kept.chunks, kept.per_turn), kept.steady.chunks)
         chunks = np.where(kept.single, chunks, np.maximum(chunks, kept.last.chunks))
-        activations = kept.on_device(chunks, gone=kept.per_virtual_stage) - kept.head
+        activations = kept.on_device(chunks, gone=kept.per_virtual_stage) - kept.head_behind
         over = kept.single & ~kept.split  # the others are through, and their weights are free
 
         def moment(name: str, at: InFlight, there: Column) -> Moment:

@@ -129,8 +129,7 @@ class StageUnits:
     @cached_property
     def gathered(self) -> Column:
         """ZeRO-1 and 2: the rank's weights. ZeRO-3: a table that embedding and head share, from one to the other."""
-        shared = self._s.model.tied_embeddings & (self._x.pp * self._x.vpp == 1)
-        elements = np.where(self.third, shared * self.embedding, self.states.whole_parameters)
+        elements = np.where(self.third, self.kept.shares_table * self.embedding, self.states.whole_parameters)
         return np.where(self.units, self.computed(elements), 0.0)
 
     def gathered_at(self, at: InFlight) -> Column:

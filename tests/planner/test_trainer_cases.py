@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pytest
 
+from cost_models.catalog import find_model
 from cost_models.layout import Layout, Layouts
 from cost_models.rules import first_violations
 from planner import trainer_accuracy
@@ -137,16 +138,23 @@ def test_the_predicted_peak_is_the_trainers(case: TrainerCase) -> None:
         Layout(dp=8, dp_shard=8, zero=3, accumulation=4, reduce_gradients="every", recompute="full"),
         Layout(dp=8, dp_shard=8, zero=2, recompute="full"),
         Layout(tp=2, sp=True, dp=4, dp_shard=4, zero=3, accumulation=2, recompute="selective"),
+        Layout(cp=8, cp_kind="ulysses", micro_batch=8, zero=3, recompute="selective", activation_offload=True),
+        Layout(dp=8, dp_shard=8, zero=1, micro_batch=8, recompute="selective", activation_offload=True),
+        Layout(dp=8, accumulation=2, recompute="full"),
     ],
     ids=lambda layout: layout.name,
 )
-def test_a_table_that_embedding_and_head_share_is_there_from_one_to_the_other(layout: Layout) -> None:
+@pytest.mark.parametrize("model", ["qwen3-0.6b", "gpt2-1.5b"])
+def test_a_table_that_embedding_and_head_share_is_there_from_one_to_the_other(model: str, layout: Layout) -> None:
+    """And so is the head's gradient of it, until the embedding's joins it."""
+    if find_model(model).n_heads % (layout.tp * layout.cp):
+        pytest.skip("its heads do not split")
     case = TrainerCase(
-        model="qwen3-0.6b",
+        model=model,
         n_layers=8,
         n_devices=8,
         seq_len=1024,
-        global_batch=layout.dp * layout.accumulation,
+        global_batch=layout.dp * layout.micro_batch * layout.accumulation,
         precision="bf16",
         layout=layout,
     )
