@@ -40,6 +40,9 @@ def failing(rank: int) -> None:
 
 
 def failing_everywhere() -> None:
+    import torch.distributed as dist
+
+    dist.barrier()  # else who fails first closes its connections to those who still connect
     raise ValueError("a fault of all ranks")
 
 
