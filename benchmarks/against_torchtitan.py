@@ -1,27 +1,29 @@
 """How fast the trainer is against torchtitan 0.2.2 on this machine's CPU: the same decoder, ranks and batch.
 
-`python -m benchmarks.against_torchtitan --python PYTHON` starts both alternately, one process a rank, and prints the
-ratio of each layout's pairs. PYTHON is an interpreter that has torchtitan 0.2.2 and the torch that ours has. Its
-llama3 debugmodel is what both train, in fp32, with fused AdamW, clipping and no recomputation; tp has sequence
-parallelism and a sharded loss on both sides. `benchmarks/torchtitan_shim.py` says what is patched.
+`python -m benchmarks.against_torchtitan --python PYTHON` starts both, lets them take steps in turn
+(`benchmarks/turns.py`), and prints the ratio of each layout's pairs of steps; its interval is the notch of a box plot.
+PYTHON is an interpreter that has torchtitan 0.2.2 and the torch that ours has. Its llama3 debugmodel is what both train,
+in fp32, with fused AdamW, clipping and no recomputation; tp has sequence parallelism and a sharded loss on both sides.
+`benchmarks/torchtitan_in_turns.py` says what is patched.
 """
 
 from __future__ import annotations
 
 import argparse
-import csv
 import json
 import os
-import re
 import statistics
 import subprocess
 import sys
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
 import yaml
+
+from benchmarks.turns import PLACE, Side
 
 _ROOT = Path(__file__).resolve().parent.parent
 _VERSION = "0.2.2"
@@ -38,7 +40,6 @@ _MODEL = {
 }
 _WARM_STEPS = 3
 _MOST_SECONDS = 300
-_TPS = re.compile(r"step:\s*(\d+)\s.*?tps:\s*([\d,]+)")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -74,46 +75,52 @@ _LAYOUTS = {
 
 
 class Bench:
-    """Launches of both programs from one folder."""
+    """Both programs at once, from one folder."""
 
     def __init__(self, folder: Path, python: str, steps: int) -> None:
         self._folder, self._python, self._steps = folder, python, steps
         write_data(folder)
 
-    def ours(self, layout: Layout) -> float:
-        """Tokens/s of a device: the median step of a run of ours."""
+    def pairs(self, layout: Layout) -> Iterator[tuple[float, float]]:
+        """Seconds of a step of ours and of the torchtitan step beside it; who comes first changes each time."""
         config = self._folder / "config.yaml"
-        config.write_text(yaml.safe_dump(our_values(layout, self._steps, self._folder / "ours")))
-        self._launch(sys.executable, layout.ranks, ("-m", "runtime.train", "--config", str(config)))
-        with (self._folder / "ours" / "metrics.csv").open() as lines:
-            rows = list(csv.DictReader(lines))
-        return statistics.median(float(row["tokens_per_s_per_device"]) for row in rows[_WARM_STEPS:])
+        config.write_text(yaml.safe_dump(our_values(layout, self._steps + 1, self._folder / "ours")))
+        theirs = (*their_arguments(self._folder, self._steps + 1), *layout.theirs)
+        with (
+            self._side("ours", layout.ranks, sys.executable, ("--config", str(config))) as a,
+            self._side("torchtitan", layout.ranks, self._python, theirs) as b,
+        ):
+            for turn in range(self._steps):
+                first, second = (a, b) if turn % 2 else (b, a)
+                seconds = {side: side.turn() for side in (first, second)}
+                if turn >= _WARM_STEPS:
+                    yield seconds[a], seconds[b]
 
-    def theirs(self, layout: Layout) -> float:
-        """The same of torchtitan, from the lines that it prints."""
-        arguments = (*their_arguments(self._folder, self._steps), *layout.theirs)
-        shim = str(Path(__file__).with_name("torchtitan_shim.py"))
-        told = self._launch(self._python, layout.ranks, (shim, *arguments))
-        rates = {int(step): float(rate.replace(",", "")) for step, rate in _TPS.findall(told)}
-        if len(rates) != self._steps:
-            raise SystemExit(f"torchtitan told {len(rates)} of {self._steps} steps\n{told[-3000:]}")
-        return statistics.median(rate for step, rate in rates.items() if step > _WARM_STEPS)
-
-    def _launch(self, python: str, ranks: int, command: Sequence[str]) -> str:
+    @contextmanager
+    def _side(self, name: str, ranks: int, python: str, arguments: Sequence[str]) -> Iterator[Side]:
+        """One program that stands before its first step."""
+        side = Side(self._folder / f"{name}.socket", ranks)
+        program = str(Path(__file__).with_name(f"{name}_in_turns.py"))
         start = (python, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={ranks}")
-        done = subprocess.run(  # noqa: S603 - our own command
-            (*start, "--local-ranks-filter=0", *command),
+        log = (self._folder / f"{name}.log").open("w+")
+        run = subprocess.Popen(  # noqa: S603 - our own command
+            (*start, program, *arguments),
             cwd=_ROOT,
-            env={**os.environ, "OMP_NUM_THREADS": "1"},
-            stdout=subprocess.PIPE,
+            env={**os.environ, "OMP_NUM_THREADS": "1", PLACE: str(side.place)},
+            stdout=log,
             stderr=subprocess.STDOUT,
-            text=True,
-            timeout=_MOST_SECONDS,
-            check=False,
         )
-        if done.returncode:
-            raise SystemExit(f"{' '.join(command)} failed\n{done.stdout[-3000:]}")
-        return done.stdout
+        try:
+            side.meet()
+            yield side
+        except (EOFError, OSError) as fault:
+            log.seek(0)
+            raise SystemExit(f"{name}: {fault!r}\n{log.read()[-3000:]}") from fault
+        finally:
+            run.terminate()
+            run.wait(_MOST_SECONDS)
+            side.close()
+            log.close()
 
 
 def our_values(layout: Layout, steps: int, output: Path) -> dict[str, object]:
@@ -186,36 +193,30 @@ def check_version(python: str) -> None:
         raise SystemExit(f"{python} has no torchtitan {_VERSION}: {(asked.stdout + asked.stderr).strip()[-300:]}")
 
 
-def compare(bench: Bench, name: str, pairs: int) -> str:
-    """One row: medians and the ratios of pairs, the order within a pair turned each time."""
-    layout = _LAYOUTS[name]
-    ours, theirs = [], []
-    for turn in range(pairs):
-        if turn % 2:
-            theirs.append(bench.theirs(layout))
-        ours.append(bench.ours(layout))
-        if not turn % 2:
-            theirs.append(bench.theirs(layout))
-        print(f"  {name}: ours {ours[-1]:.0f}, torchtitan {theirs[-1]:.0f}, load {os.getloadavg()[0]:.1f}", flush=True)
-    ratios = sorted(a / b for a, b in zip(ours, theirs, strict=True))
+def compare(bench: Bench, name: str) -> str:
+    """One row: tokens/s of the median steps, and how many times as fast ours is, by pairs."""
+    pairs = list(bench.pairs(_LAYOUTS[name]))
+    ratios = sorted(theirs / ours for ours, theirs in pairs)
+    rates = [_SEQ_LEN * _LOCAL_BATCH / statistics.median(side) for side in zip(*pairs, strict=True)]
+    tenth = len(ratios) // 10
+    half = 1.57 * (ratios[len(ratios) * 3 // 4] - ratios[len(ratios) // 4]) / len(ratios) ** 0.5
     return (
-        f"{name}: ours {statistics.median(ours):.0f}, torchtitan {statistics.median(theirs):.0f} tokens/s a device; "
-        f"ours / torchtitan {statistics.median(ratios):.2f} ({ratios[0]:.2f}-{ratios[-1]:.2f}, {pairs} pairs)"
+        f"{name}: ours {rates[0]:.0f}, torchtitan {rates[1]:.0f} tokens/s a device; ours / torchtitan "
+        f"{statistics.median(ratios):.3f} +- {half:.3f} (10-90 % of {len(ratios)} pairs: {ratios[tenth]:.2f}-"
+        f"{ratios[-1 - tenth]:.2f}), load {os.getloadavg()[0]:.1f}"
     )
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--python", required=True, help="an interpreter that has torchtitan 0.2.2")
-    parser.add_argument("--pairs", type=int, default=5)
-    parser.add_argument("--steps", type=int, default=12)
+    parser.add_argument("--steps", type=int, default=100)
     parser.add_argument("--layouts", nargs="+", choices=tuple(_LAYOUTS), default=list(_LAYOUTS))
     given = parser.parse_args()
     check_version(given.python)
-    with tempfile.TemporaryDirectory() as folder:
-        bench = Bench(Path(folder), given.python, given.steps)
-        for row in [compare(bench, name, given.pairs) for name in given.layouts]:
-            print(row)
+    for name in given.layouts:
+        with tempfile.TemporaryDirectory() as folder:
+            print(compare(Bench(Path(folder), given.python, given.steps), name), flush=True)
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""Starts torchtitan 0.2.2's trainer on a CPU: what it lacks for that is put in its place, no more.
+"""Torchtitan 0.2.2's trainer on a CPU, whose steps wait for their turn: what it lacks is put in its place, no more.
 
 It takes the device module of torch for granted to have CUDA's functions, and gloo has no premultiplied sum, which FSDP2
 uses unless it is told to sum. Run by the Python that has torchtitan; arguments are torchtitan's.
@@ -73,6 +73,8 @@ def main() -> None:
     _choose_cpu()
     _sum_gradients()
     train = importlib.import_module("torchtitan.train")
+    turns = importlib.import_module("turns")  # beside this file; the rest of our project is not on the path
+    train.Trainer.train_step = turns.taking_turns(train.Trainer.train_step)
     train.main(train.Trainer)
 
 
