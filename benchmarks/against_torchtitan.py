@@ -2,8 +2,9 @@
 
 `python -m benchmarks.against_torchtitan --python PYTHON` starts both, lets them take steps in turn
 (`benchmarks/turns.py`), and prints the ratio of each layout's pairs of steps; its interval is the notch of a box plot.
-PYTHON is an interpreter that has torchtitan 0.2.2 and the torch that ours has. Its llama3 debugmodel is what both train,
-in fp32, with fused AdamW, clipping and no recomputation; tp has sequence parallelism and a sharded loss on both sides.
+PYTHON is an interpreter that has torchtitan 0.2.2 and the torch that ours has. Its llama3 debugmodel is what both
+train, in fp32, with fused AdamW, clipping and no recomputation; tp has sequence parallelism and a sharded loss on both
+sides.
 `benchmarks/torchtitan_in_turns.py` says what is patched.
 """
 
@@ -27,6 +28,7 @@ from benchmarks.turns import PLACE, Side
 
 _ROOT = Path(__file__).resolve().parent.parent
 _VERSION = "0.2.2"
+_THEIRS = "torchtitan_in_turns.py"
 _SEQ_LEN, _LOCAL_BATCH = 256, 4
 _MODEL = {
     "name": "debugmodel",
@@ -100,11 +102,12 @@ class Bench:
     def _side(self, name: str, ranks: int, python: str, arguments: Sequence[str]) -> Iterator[Side]:
         """One program that stands before its first step."""
         side = Side(self._folder / f"{name}.socket", ranks)
-        program = str(Path(__file__).with_name(f"{name}_in_turns.py"))
+        # The other Python has no project of ours on its path.
+        program = ("-m", "benchmarks.ours_in_turns") if name == "ours" else (str(_ROOT / "benchmarks" / _THEIRS),)
         start = (python, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={ranks}")
         log = (self._folder / f"{name}.log").open("w+")
         run = subprocess.Popen(  # noqa: S603 - our own command
-            (*start, program, *arguments),
+            (*start, *program, *arguments),
             cwd=_ROOT,
             env={**os.environ, "OMP_NUM_THREADS": "1", PLACE: str(side.place)},
             stdout=log,

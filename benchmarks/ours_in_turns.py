@@ -3,12 +3,8 @@
 from __future__ import annotations
 
 import sys
-from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).resolve().parent))
-
-from turns import taking_turns
-
+from benchmarks.turns import taking_turns
 from runtime.engine import Engine
 from runtime.train import main
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import sys
 from contextlib import nullcontext
 from importlib import import_module
@@ -99,6 +100,22 @@ class AcceleratorDevice:
         return list(x.tolist())
 
 
+_TRIM_THRESHOLD, _MMAP_THRESHOLD = -1, -3
+"""mallopt(3)'s parameters."""
+
+
+def _keep_freed_memory() -> None:
+    """Let the C library keep what a step frees for the next step, as the allocator of an accelerator does.
+
+    It would give large pieces back to the kernel, which then clears every page again: 3 % of a small model's step. C
+    libraries without mallopt do as they like.
+    """
+    mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
+    if mallopt is not None:
+        mallopt(_MMAP_THRESHOLD, 32 * 2**20)  # its greatest: larger pieces are the kernel's, and go back
+        mallopt(_TRIM_THRESHOLD, 2**30)
+
+
 class CpuDevice:
     """The cores of the machine. Ranks share them and its memory; streams do not exist."""
 
@@ -109,6 +126,7 @@ class CpuDevice:
     def __init__(self) -> None:
         self.torch_device = torch.device("cpu")
         self._floor = 0
+        _keep_freed_memory()
 
     def set_current(self) -> None:
         """Nothing to choose."""

@@ -19,6 +19,7 @@ from .data import DataLoader, epochs_to_steps, open_tokens
 from .device import open_device
 from .engine import Engine
 from .faults import StopRequest, connection_error, disk_full, is_connection_error, non_finite_loss, out_of_memory
+from .garbage import settled
 from .hf_weights import load_hf
 from .metrics import StepMeter
 from .metrics_files import MetricsWriter
@@ -102,7 +103,7 @@ class _Run:
             MetricsWriter(self._config.training.output_dir, resume_step=resumed, tell=_tell) if self._leads else None
         )
         try:
-            with StopRequest() as stop, self._loader() as loader:
+            with StopRequest() as stop, self._loader() as loader, settled():
                 stopped = self._steps(loader, stop, writer)
         except TitanPlanError:
             self._finish_quietly()

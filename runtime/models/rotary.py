@@ -29,29 +29,43 @@ class RotaryTable:
         self.sin = angles.sin().float()[:, None, None, :]
 
 
-def rotate(x: Tensor, table: RotaryTable) -> Tensor:
+def rotate(x: Tensor, table: RotaryTable, *, by_head: bool = False) -> Tensor:
     """Turn the halves of each head against each other, as Llama's weights on Hugging Face are laid out.
 
     Args:
         x: (sequence, micro batch, heads, width).
+        by_head: lay the result out in memory as `in_order_of_heads` does.
     """
-    out: Tensor = apply(_Rotate, x, table)
+    out: Tensor = apply(_Rotate, x, table, by_head)
     return out
+
+
+def in_order_of_heads(x: Tensor) -> Tensor:
+    """The same (sequence, micro batch, heads, width) with the sequence of each head in one piece of memory.
+
+    Attention reads all keys and values of a head again for each block of queries: on a CPU the rows of other heads
+    between them cost a tenth of its time.
+    """
+    return x.permute(1, 2, 0, 3).contiguous().permute(2, 0, 1, 3)
 
 
 class _Rotate(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, x: Tensor, table: RotaryTable) -> Tensor:  # noqa: ANN401
+    def forward(ctx: Any, x: Tensor, table: RotaryTable, by_head: bool) -> Tensor:  # noqa: ANN401
         ctx.table = table
-        return _turned(x, table.cos, table.sin)
+        return _turned(x, table.cos, table.sin, by_head=by_head)
 
     @staticmethod
-    def backward(ctx: Any, g: Tensor) -> tuple[Tensor, None]:  # noqa: ANN401
-        return _turned(g, ctx.table.cos, -ctx.table.sin), None
+    def backward(ctx: Any, g: Tensor) -> tuple[Tensor, None, None]:  # noqa: ANN401
+        return _turned(g, ctx.table.cos, -ctx.table.sin), None, None
 
 
-def _turned(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    out = x * cos  # in full precision, as the angles are
+def _turned(x: Tensor, cos: Tensor, sin: Tensor, *, by_head: bool = False) -> Tensor:
+    sequence, batch, heads, width = x.shape
+    shape = (batch, heads, sequence, width) if by_head else (sequence, batch, heads, width)
+    out = torch.empty(shape, device=x.device)  # in full precision, as the angles are
+    out = out.permute(2, 0, 1, 3) if by_head else out
+    torch.mul(x, cos, out=out)
     first, second = x.chunk(2, -1)
     low, high = out.chunk(2, -1)
     low.addcmul_(second, sin, value=-1.0)

@@ -13,7 +13,7 @@ from . import norms
 from .attention import AttentionShape, attend
 from .mlp import Linear
 from .norms import Norm
-from .rotary import rotate
+from .rotary import in_order_of_heads, rotate
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -49,13 +49,18 @@ class GroupedAttention(nn.Module):
         del saving
         parts = (self.q, self.k, self.v)
         found = column_linear(x, [p.weight for p in parts], [p.bias for p in parts], self._build.tp)
+        shape = found[0].shape
         q, k, v = (part.view(-1, self._build.micro_batch, part.shape[1] // self._width, self._width) for part in found)
+        del found
         if self.q_norm is not None and self.k_norm is not None:
             q, k = self.q_norm(q), self.k_norm(k)
+        by_head = self._build.cp.group is None  # else they travel, and the sequence comes first
         if self._rotates and self._build.rotary is not None:
-            q, k = rotate(q, self._build.rotary), rotate(k, self._build.rotary)
+            q, k = rotate(q, self._build.rotary), rotate(k, self._build.rotary, by_head=by_head)
+        if by_head:
+            k, v = in_order_of_heads(k), in_order_of_heads(v)
         mixed = attend(q, k, v, self._shape)
-        return row_linear(mixed.reshape(found[0].shape), self.out.weight, self.out.bias, self._build.tp)
+        return row_linear(mixed.reshape(shape), self.out.weight, self.out.bias, self._build.tp)
 
 
 class LatentAttention(nn.Module):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import ctypes
+import subprocess
 import sys
 from collections.abc import Callable
 from mmap import PAGESIZE, mmap
@@ -124,6 +126,26 @@ def test_the_peak_of_a_cpu_starts_again_at_a_reset() -> None:
     assert high >= device.memory_allocated()
     device.reset_peak_memory()
     assert device.peak_memory() < high + 2**20
+
+
+_ROUNDS = """
+import resource, torch
+from runtime.device import open_device
+open_device("cpu", 0)
+for turn in range(30):
+    if turn == 20:
+        before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+    several = [torch.ones(16 * 2**20 // 4) for _ in range(12)]
+    del several
+print(resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before)
+"""
+
+
+@pytest.mark.skipif(not hasattr(ctypes.CDLL(None), "mallopt"), reason="a C library without mallopt")
+def test_what_a_step_frees_on_a_cpu_stays_for_the_next() -> None:
+    """Left alone, the C library takes all pages from the kernel again in each of ten steps: 491,200."""
+    told = subprocess.run([sys.executable, "-c", _ROUNDS], capture_output=True, check=True).stdout
+    assert int(told) < 12 * 16 * 2**20 // PAGESIZE
 
 
 def test_the_generator_goes_on_from_a_kept_state() -> None:
