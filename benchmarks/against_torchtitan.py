@@ -198,9 +198,11 @@ def check_version(python: str) -> None:
 
 def compare(bench: Bench, name: str) -> str:
     """One row: tokens/s of the median steps, and how many times as fast ours is, by pairs."""
-    pairs = list(bench.pairs(_LAYOUTS[name]))
+    layout = _LAYOUTS[name]
+    pairs = list(bench.pairs(layout))
     ratios = sorted(theirs / ours for ours, theirs in pairs)
-    rates = [_SEQ_LEN * _LOCAL_BATCH / statistics.median(side) for side in zip(*pairs, strict=True)]
+    tokens = _SEQ_LEN * _LOCAL_BATCH * layout.dp / layout.ranks
+    rates = [tokens / statistics.median(side) for side in zip(*pairs, strict=True)]
     tenth = len(ratios) // 10
     half = 1.57 * (ratios[len(ratios) * 3 // 4] - ratios[len(ratios) // 4]) / len(ratios) ** 0.5
     return (
