@@ -96,17 +96,22 @@ def experts_reason(s: Setting, x: Layout) -> str:
 
 
 def expert_ranks(_: Setting, x: Layouts) -> Column:
-    """ep takes whole dimensions, innermost first, so each step of the ladder must divide evenly."""
+    """ep takes whole dimensions, innermost first, so each step of the ladder must divide evenly.
+
+    Of dp it takes a part of a group of shards, or several whole groups.
+    """
     inner, shard = x.tp * x.cp, np.where(x.zero > 0, x.dp_shard, x.dp)
     in_tp = (x.ep <= x.tp) & _divides(x.ep, x.tp)
     in_cp = (x.ep > x.tp) & (x.ep <= inner) & _divides(x.tp, x.ep) & _divides(x.ep // x.tp, x.cp)
-    in_dp = (x.ep > inner) & _divides(inner, x.ep) & _divides(x.ep // inner, shard)
+    of_dp = x.ep // inner
+    nested = _divides(of_dp, shard) | (_divides(shard, of_dp) & _divides(of_dp, x.dp))
+    in_dp = (x.ep > inner) & _divides(inner, x.ep) & nested
     return (x.ep == 1) | in_tp | in_cp | in_dp
 
 
 def expert_ranks_reason(_: Setting, x: Layout) -> str:
-    shard = x.dp_shard if x.zero else x.dp
-    return f"ep {x.ep} does not divide tp {x.tp} x cp {x.cp} x dp {shard} from the inside out"
+    shards = f" (shards of {x.dp_shard})" if x.zero else ""
+    return f"ep {x.ep} does not divide tp {x.tp} x cp {x.cp} x dp {x.dp}{shards} from the inside out"
 
 
 def sequence_cp(s: Setting, x: Layouts) -> Column:

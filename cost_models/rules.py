@@ -276,9 +276,10 @@ RULES: tuple[Rule, ...] = (
         title="ep divides the ranks it takes",
         holds=checks.expert_ranks,
         reason=checks.expert_ranks_reason,
-        explanation="ep takes tensor-parallel ranks first, then cp, then (sharded) dp; each must divide evenly.",
+        explanation="ep takes tensor-parallel ranks first, then cp, then dp; each must divide evenly. "
+        "Of dp with ZeRO it takes a part of a group of shards, or several whole groups.",
         example="ep 3 over tp 2 x cp 1 x dp 4",
-        source="torchtitan build_mesh: efsdp = dp_shard x cp x tp / ep must be whole",
+        source="runtime/parallel/groups.py; torchtitan build_mesh takes within a group of shards only",
         per_choice=True,
     ),
     Rule(

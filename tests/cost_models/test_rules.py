@@ -103,9 +103,9 @@ def widths(s: Setting, x: Layout) -> list[int]:
 
 
 def expert_ranks_fit(_: Setting, x: Layout) -> bool:
-    """Walk outwards: take a whole number of tp ranks, when all are taken of cp, then of the (sharded) dp ranks."""
+    """Walk outwards: take a whole number of tp ranks, when all are taken of cp, then of shards, then of replicas."""
     left = x.ep
-    for size in (x.tp, x.cp, x.dp_shard if x.zero else x.dp):
+    for size in (x.tp, x.cp, *((x.dp_shard, max(x.dp // x.dp_shard, 1)) if x.zero else (x.dp,))):
         taken = min(left, size)
         if left % taken or size % taken:
             return False
@@ -257,7 +257,7 @@ BREAKS: list[tuple[str, Setting, Layout, list[str]]] = [
     ("D205", MIXTRAL, replace(SOUND, ep=3), ["8", "3"]),
     ("D205", LLAMA, replace(SOUND, ep=2), ["2", "no experts"]),
     ("D206", MIXTRAL, replace(SOUND, ep=3), ["3", "4"]),
-    ("D206", MIXTRAL, replace(SHARED_MESH, zero=1, dp_shard=1), ["8", "4", "dp 1"]),
+    ("D206", MIXTRAL, replace(SHARED_MESH, dp=6, zero=1, dp_shard=3, ep=8), ["8", "4", "6", "3"]),
     ("D207", LLAMA, replace(SOUND, cp=3, cp_kind="ulysses"), ["4096", "3"]),
     ("D207", setting_of(seq_len=4), replace(SOUND, cp=4, cp_kind="ring"), ["4", "2 x cp 4"]),
     ("D208", setting_of(seq_len=100), replace(SOUND, tp=8), ["100", "8"]),
@@ -309,13 +309,12 @@ def test_a_rule_is_told_in_full(tried: Rule) -> None:
     assert all(len(text) > 8 for text in (tried.title, tried.explanation, tried.example, tried.source))
 
 
-def test_an_expert_group_must_lie_in_the_shards_only_where_zero_shards() -> None:
-    """ZeRO-0 has no shards: ep then takes of all dp ranks."""
-    wide = replace(SOUND, ep=16)
+@pytest.mark.parametrize(("dp", "shard", "ep", "fits"), [(4, 2, 16, True), (4, 4, 8, True), (6, 3, 8, False)])
+def test_experts_take_a_part_of_a_group_of_shards_or_whole_groups(dp: int, shard: int, ep: int, fits: bool) -> None:
+    """ep 16 and 8 take 4 and 2 of the dp ranks, tp being 4; 2 ranks are no part of 3, nor a multiple."""
     moe = setting_of(replace(find_model("mixtral-8x7b"), n_layers=80), 64)
-    assert rule("D206").holds(moe, Layouts.of([wide])).all()
-    assert not rule("D206").holds(moe, Layouts.of([replace(wide, zero=2, dp_shard=2)])).any()
-    assert rule("D206").holds(moe, Layouts.of([replace(wide, zero=2, dp_shard=4)])).all()
+    wide = replace(SOUND, dp=dp, ep=ep, zero=2, dp_shard=shard)
+    assert bool(rule("D206").holds(moe, Layouts.of([wide])).all()) == fits
 
 
 def test_limits_of_our_trainer_do_not_bind_other_programs() -> None:

@@ -28,9 +28,10 @@ def layouts(draw: Callable[..., object]) -> Layout:
     tp, cp, pp, dp = (int(draw(SMALL)) for _ in range(4))  # type: ignore[call-overload]
     zero = draw(st.integers(0, 3))
     shard = draw(st.sampled_from([d for d in range(1, dp + 1) if dp % d == 0])) if zero else 1
-    spread = int(shard) if zero else dp  # type: ignore[call-overload]
+    width = int(shard) if zero else dp  # type: ignore[call-overload]
+    of_dp = [e for e in range(1, dp + 1) if width % e == 0 or (e % width == 0 and dp % e == 0)]
     inner = [e for e in range(1, tp + 1) if tp % e == 0] + [tp * e for e in range(1, cp + 1) if cp % e == 0]
-    ep = draw(st.sampled_from(inner + [tp * cp * e for e in range(1, spread + 1) if spread % e == 0]))
+    ep = draw(st.sampled_from(inner + [tp * cp * e for e in of_dp]))
     kind = "ring" if cp > 1 else CP_KINDS[0]
     placement = draw(st.sampled_from(PLACEMENTS))
     return Layout(
